@@ -1,0 +1,1 @@
+"""Engines behind one small interface (`base`), one module or package each."""

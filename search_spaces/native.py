@@ -1,0 +1,173 @@
+"""The native engine's space: every knob that `autotune/runtimes/native` really obeys, in the five groups plus the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS
+from search_spaces.domain import Choice, Int, Pow2, Value
+from search_spaces.space import Facts, Knob, Rule, Space
+
+ONE_PROCESS = "the native engine runs in one process so far"
+WIDTH = Choice((4, 8, 16), ordered=True)
+BITS_SENTENCES = {
+    "attention": "Width of the attention projections of every layer.",
+    "dense": "Width of the dense feed-forward of the first layers.",
+    "experts": "Width of the routed experts, the bulk of the weights.",
+    "shared": "Width of the shared expert.",
+    "embedding": "Width of the token embedding.",
+    "lm_head": "Width of the output projection.",
+}
+
+
+def _backend(kind: str) -> Any:
+    """Refuse a value that the engine's own probe refused, with the probe's reason."""
+
+    def refuse(value: Value, facts: Facts) -> str:
+        refused: Mapping[str, str] = facts.get("refused", {})
+        return refused.get(f"{kind}={value}", "")
+
+    return refuse
+
+
+def _graphs(value: Value, facts: Facts) -> str:
+    if value == "cuda" and not facts.get("cuda", False):
+        return "CUDA graphs need a CUDA device, and there is none here"
+    return _backend("graphs")(value, facts)  # type: ignore[no-any-return]
+
+
+def _threads(value: Value, facts: Facts) -> str:
+    cores = facts.get("cores")
+    return f"this machine has {cores} cores" if cores is not None and int(value) > int(cores) else ""
+
+
+def _layers(value: Value, facts: Facts) -> str:
+    layers = facts.get("layers")
+    if layers is not None and int(value) * 2 > int(layers):
+        return f"the model has {layers} layers; protecting {value} at each end would leave none to quantize"
+    return ""
+
+
+def _one_process(value: Value, facts: Facts) -> str:
+    return ONE_PROCESS if int(value) > 1 else ""
+
+
+def _pool(value: Value, facts: Facts) -> str:
+    longest = int(facts.get("longest", 0))
+    return f"the workload's longest sequence has {longest} tokens" if int(value) < longest else ""
+
+
+def _uses(width: int) -> Any:
+    return lambda c: any(c.get(f"bits_{group}") == width for group in (*LAYER_GROUPS, *MODEL_GROUPS))
+
+
+def _bits(group: str) -> Knob:
+    return Knob(
+        f"bits_{group}", "bits", WIDTH, 16, BITS_SENTENCES[group],
+        refuse=_backend(f"bits_{group}"), quality=True, restart="reload",
+    )  # fmt: skip
+
+
+ATTENTION = (
+    Knob(
+        "attention", "attention", Choice(("absorbed", "expanded", "sparse")), "absorbed",
+        "Latent attention as MQA over the latent (absorbed), as full multi-head over re-expanded keys and values "
+        "(expanded), or absorbed over only the indexer's selected positions (sparse).",
+        refuse=_backend("attention"),
+    ),
+    Knob(
+        "kda_chunk", "attention", Choice((16, 32, 64), ordered=True), 64,
+        "Tokens per chunk of the linear-attention prefill.", refuse=_backend("kda_chunk"),
+    ),
+)  # fmt: skip
+
+BITS = (
+    *(_bits(group) for group in (*LAYER_GROUPS, *MODEL_GROUPS)),
+    Knob(
+        "bits_protect_first", "bits", Int(0, 2), 0, "First layers kept one width wider than their group.",
+        refuse=_layers, quality=True, restart="reload",
+    ),
+    Knob(
+        "bits_protect_last", "bits", Int(0, 2), 0, "Last layers kept one width wider than their group.",
+        refuse=_layers, quality=True, restart="reload",
+    ),
+    Knob(
+        "bits_group_size", "bits", Pow2(32, 128), 64, "Weights that share one 4-bit scale and zero point.",
+        when=_uses(4), refuse=_backend("bits_group_size"), quality=True, restart="reload",
+    ),
+    Knob(
+        "activations", "bits", Choice(("weight_only", "int8_tensor")), "weight_only",
+        "Activations of 8-bit layers: kept wide, or int8 with one scale a tensor (fast, and often wrong).",
+        when=_uses(8), refuse=_backend("activations"), quality=True, restart="reload",
+    ),
+    Knob(
+        "compute", "bits", Choice(("fp32", "bf16")), "fp32", "Type in which 16-bit layers are multiplied.",
+        refuse=_backend("compute"), quality=True, restart="reload",
+    ),
+)  # fmt: skip
+
+LAYOUT = tuple(
+    Knob(name, "layout", Pow2(1, 8), 1, sentence, refuse=_one_process, restart="reload")
+    for name, sentence in (
+        ("tp", "Tensor-parallel ranks: each matrix is split."),
+        ("pp", "Pipeline-parallel stages: the layers are split."),
+        ("dp", "Data-parallel replicas of attention."),
+        ("ep", "Expert-parallel ranks: the routed experts are split."),
+    )
+)
+
+GRAPHS = (
+    Knob(
+        "graphs", "graphs", Choice(("eager", "compiled", "cuda")), "eager",
+        "Run operation by operation, through compiled regions, or as captured CUDA graphs.", refuse=_graphs,
+    ),
+)  # fmt: skip
+
+CACHE = (
+    Knob(
+        "kv_dtype", "cache", Choice(("bf16", "fp32", "int8")), "bf16", "Storage type of the latent KV cache.",
+        refuse=_backend("kv_dtype"), quality=True,
+    ),
+    Knob(
+        "state_dtype", "cache", Choice(("fp32", "bf16")), "fp32", "Storage type of the recurrent state.",
+        refuse=_backend("state_dtype"), quality=True,
+    ),
+    Knob(
+        "prefix_reuse", "cache", Choice((False, True)), False,
+        "Keep blocks and recurrent states of earlier prompts and continue from the longest known prefix.",
+    ),
+    Knob("block_size", "cache", Pow2(16, 64), 16, "Tokens per cache block; also the step of prefix reuse."),
+    Knob("kv_tokens", "cache", Pow2(1024, 16384), 8192, "Tokens that the latent KV pool holds.", refuse=_pool),
+)  # fmt: skip
+
+SCHEDULER = (
+    Knob("max_seqs", "scheduler", Pow2(1, 16), 8, "Sequences decoded together."),
+    Knob("token_budget", "scheduler", Pow2(64, 2048), 512, "Tokens of prefill and decode in one step."),
+    Knob("threads", "scheduler", Int(1, 8), 1, "CPU threads of the engine.", refuse=_threads),
+)
+
+RULES = (
+    Rule(
+        "devices",
+        "tp × pp × dp must equal the number of devices",
+        lambda c, facts: int(c["tp"]) * int(c["pp"]) * int(c["dp"]) != int(facts.get("devices", 1)),
+    ),
+    Rule(
+        "budget",
+        "token_budget must be at least max_seqs, or a full batch cannot take one decode step",
+        lambda c, facts: int(c["token_budget"]) < int(c["max_seqs"]),
+    ),
+    Rule(
+        "experts",
+        "the experts must divide evenly over ep ranks",
+        lambda c, facts: int(facts.get("experts", 0)) % int(c["ep"]) != 0,
+    ),
+)
+
+SPACE = Space(
+    "native",
+    (*ATTENTION, *BITS, *LAYOUT, *GRAPHS, *CACHE, *SCHEDULER),
+    RULES,
+    reference={"compute": "fp32", "kv_dtype": "fp32", "state_dtype": "fp32"},
+)
