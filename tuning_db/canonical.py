@@ -1,0 +1,70 @@
+"""Canonical JSON and the version-tagged digests made from it. Knows nothing of what the values mean."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+DEEPEST = 64
+"""Nesting that no honest value reaches; a cycle does."""
+
+
+def canonical(value: object) -> bytes:
+    """UTF-8 JSON with sorted keys, no spaces, integers as integers and floats as their shortest exact decimal.
+
+    Strings are not normalised, −0.0 becomes 0.0, tuples become lists. Raises ValueError for NaN, infinities, keys
+    that are not strings, lone surrogates, cycles, and types that JSON does not have.
+    """
+    text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8")
+
+
+def digest(tag: str, value: object) -> str:
+    """``tag`` and the first 128 bits of the SHA-256 of the canonical JSON, such as ``s1:0f3a…``."""
+    return f"{tag}:{hashlib.sha256(canonical(value)).hexdigest()[:32]}"
+
+
+def plain(value: object, path: str = "value", depth: int = 0) -> Any:
+    """``value`` as plain dicts, lists and numbers. Raises ValueError naming the first part that JSON lacks."""
+    if depth > DEEPEST:
+        raise ValueError(f"{path[:80]}… is nested more than {DEEPEST} deep; a value that contains itself?")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(str(value), path)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{path} is {value!r}; only finite numbers can be stored")
+        return float(value) + 0.0
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{path} has the key {key!r}; keys must be strings")
+        return {
+            _text(str(key), f"a key of {path}"): plain(part, f"{path}.{key}", depth + 1) for key, part in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [plain(part, f"{path}[{index}]", depth + 1) for index, part in enumerate(value)]
+    raise ValueError(f"{path} is a {type(value).__name__}, which JSON does not have")
+
+
+def _text(text: str, path: str) -> str:
+    if "\x00" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError(f"{path} holds a NUL character or half a surrogate pair: {text[:40]!r}")
+    return text
+
+
+def cleaned(value: object) -> Any:
+    """``value`` with every NUL and lone surrogate replaced by U+FFFD, for free text such as the tail of a log."""
+    if isinstance(value, str):
+        return "".join("�" if letter == "\x00" or "\ud800" <= letter <= "\udfff" else letter for letter in value)
+    if isinstance(value, Mapping):
+        return {cleaned(key): cleaned(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [cleaned(part) for part in value]
+    return value

@@ -1,0 +1,79 @@
+"""Opens a PostgreSQL database by URL and creates its tables once. Knows how PostgreSQL's errors read."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine, create_engine, exc, inspect, make_url, select, text
+
+from tuning_db.canonical import canonical
+from tuning_db.errors import StoreError
+from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION, meta
+
+
+def shown(url: str) -> str:
+    """The URL without its password."""
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def explain(error: BaseException, url: str) -> StoreError:
+    """The clear form of what the server said, on one line."""
+    said = " ".join(str(error).split())
+    return StoreError(
+        f"tuning database {shown(url)}: {said}; check the address given by --db, and that the server runs"
+    )
+
+
+def open_url(url: str, readonly: bool) -> Engine:
+    """An engine on the database at ``url``, with its tables created under an advisory lock. Raises StoreError."""
+    try:
+        address = make_url(url).set(drivername="postgresql+psycopg")
+    except exc.ArgumentError as error:
+        raise StoreError("the PostgreSQL URL cannot be read; write it as postgresql://user@host/database") from error
+    try:
+        engine = create_engine(
+            address,
+            pool_pre_ping=True,
+            pool_recycle=1800,
+            pool_size=2,
+            hide_parameters=True,
+            json_serializer=lambda value: canonical(value).decode(),
+            connect_args={
+                "connect_timeout": 10,
+                **({"options": "-c default_transaction_read_only=on"} if readonly else {}),
+            },
+        )
+    except ModuleNotFoundError as error:
+        raise StoreError("PostgreSQL needs its driver; type `pip install 'autotune[postgresql]'`") from error
+    try:
+        _prepare(engine, url, readonly)
+    except exc.SQLAlchemyError as error:
+        raise explain(getattr(error, "orig", None) or error, url) from error
+    return engine
+
+
+def _prepare(engine: Engine, url: str, readonly: bool) -> None:
+    with engine.connect() as connection:
+        if not readonly:
+            # Held on this session until it is given up below: Alembic itself does not guard against two creators.
+            connection.execute(text("SELECT pg_advisory_lock(:id)"), {"id": APPLICATION_ID})
+            connection.commit()
+        try:
+            exists = inspect(connection).has_table("meta")
+            connection.rollback()
+            if not exists and readonly:
+                raise StoreError(f"tuning database {shown(url)} has no tables yet; run `autotune search` first")
+            if not exists:
+                from tuning_db.migrate import create
+
+                with connection.begin():
+                    create(connection)
+            version = int(connection.execute(select(meta.c.value).where(meta.c.name == "schema_version")).scalar() or 0)
+            connection.rollback()
+        finally:
+            if not readonly:
+                connection.execute(text("SELECT pg_advisory_unlock(:id)"), {"id": APPLICATION_ID})
+                connection.commit()
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"tuning database {shown(url)} has schema {version}, this tool knows up to {SCHEMA_VERSION}; "
+            "update it with `pip install -U autotune`"
+        )

@@ -1,0 +1,122 @@
+"""The tables, as SQLAlchemy Core. The one Alembic revision per schema version mirrors them; a test compares the two."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    and_,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+SCHEMA_VERSION = 1
+"""Counts released schemas; kept in the file so that an older tool can say that a file is too new for it."""
+
+APPLICATION_ID = 0x61747564
+"""``atud`` in the header of an SQLite file: marks it as ours."""
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Json = JSON().with_variant(JSONB(), "postgresql")
+# Keys are compared and sorted by code point on both databases, whatever the server's locale.
+Key = String(80).with_variant(String(80, collation="C"), "postgresql")
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Key, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+hardware = Table(
+    "hardware",
+    metadata,
+    Column("key", Key, primary_key=True),
+    Column("loose", Key, nullable=False, index=True),
+    Column("kind", Text, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("facts", Json, nullable=False),
+)
+
+scenarios = Table(
+    "scenarios",
+    metadata,
+    Column("key", Key, primary_key=True),
+    Column("measured_key", Key, nullable=False, index=True),
+    Column("hardware_key", Key, ForeignKey("hardware.key"), nullable=False, index=True),
+    Column("engine", Text, nullable=False),
+    Column("engine_build", Json, nullable=False),
+    Column("model", Json, nullable=False),
+    Column("workload", Json, nullable=False),
+    Column("objective", Json, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    Column("id", Key, primary_key=True),
+    Column("scenario_key", Key, ForeignKey("scenarios.key"), nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("config", Json, nullable=False),
+    Column("config_key", Key, nullable=False, index=True),
+    Column("status", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("metrics", Json, nullable=False),
+    Column("seconds", Json, nullable=False),
+    Column("effective", Json, nullable=False),
+    Column("counters", Json, nullable=False),
+    Column("block", Integer, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double, nullable=False, index=True),
+    Column("provenance", Json, nullable=False),
+    Column("counted", Boolean, nullable=False),
+)
+Index(None, trials.c.scenario_key, trials.c.stage, trials.c.id)
+_once = and_(trials.c.stage == "search", trials.c.counted)
+Index(
+    "uq_trials_counted_search",
+    trials.c.scenario_key,
+    trials.c.config_key,
+    unique=True,
+    sqlite_where=_once,
+    postgresql_where=_once,
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("trial_id", Key, ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True),
+    Column("count", Integer, nullable=False),
+    Column("blob", LargeBinary, nullable=False),
+)
+
+reference_blobs = Table(
+    "reference_blobs",
+    metadata,
+    Column("key", Key, primary_key=True),
+    Column("kind", Text, nullable=False, index=True),
+    Column("facts", Json, nullable=False),
+    Column("blob", LargeBinary, nullable=False),
+    Column("created_at", Double, nullable=False),
+)

@@ -1,0 +1,275 @@
+"""Opens one SQLite file safely: right kind of file, undamaged, private, in WAL mode, created once. Knows no table.
+
+Nothing here overwrites, renames or converts a file that is not ours: its header is read before SQLite touches it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import sqlite3
+import struct
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, event, exc
+from sqlalchemy.pool import QueuePool
+
+from tuning_db.canonical import canonical
+from tuning_db.errors import StoreError, StoreWarning
+from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION
+
+BUSY_SECONDS = 30.0
+NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "lustre", "glusterfs", "afs"})
+ALWAYS_CHECKED = 64 << 20
+"""Bytes up to which a file is checked at every open; a larger one only when nobody wrote to it for a day."""
+
+_SENTENCES = (
+    ("full", "the disk is full; free some space, or choose another file with --db"),
+    ("disk i/o error", "reading or writing failed; is the disk full? Choose another file with --db"),
+    ("readonly", "it cannot be written; mend its permissions, or choose another file with --db"),
+    ("locked", f"another process held it locked for {BUSY_SECONDS:.0f} s; try again when that one has ended"),
+    (
+        "unable to open",
+        "it cannot be opened; mend the permissions of it and of its folder, or choose another with --db",
+    ),
+)
+
+
+def explain(error: BaseException, path: Path) -> StoreError:
+    """The clear form of what SQLite said about the file at ``path``."""
+    text = str(error)
+    for mark, sentence in _SENTENCES:
+        if mark in text.lower():
+            return StoreError(f"tuning database {path}: {sentence} ({text})")
+    if "malformed" in text or "not a database" in text or "corrupt" in text:
+        return damaged(path, text)
+    return StoreError(f"tuning database {path}: {text}")
+
+
+def damaged(path: Path, what: str) -> StoreError:
+    """The error for a file whose content is wrong; it says that the file was left alone and how to save its rows."""
+    saved = shlex.quote(str(path.with_suffix(".recovered.db")))
+    return StoreError(
+        f"tuning database {path} is damaged: {what}. It was left as it is. Try "
+        f"`sqlite3 {shlex.quote(str(path))} .recover | sqlite3 {saved}`, or choose another file with --db"
+    )
+
+
+def connect(path: Path, readonly: bool = False) -> Engine:
+    """An engine on an existing file. Writers begin IMMEDIATE (execution option ``write``), readers DEFERRED."""
+    query = "mode=ro" if readonly else "mode=rw"
+    if readonly and not os.access(path.parent, os.W_OK) and not _has_log(path):
+        query += "&immutable=1"  # SQLite would need to create the shared-memory file beside it
+    uri = f"{path.absolute().as_uri()}?{query}"
+
+    def open_file() -> sqlite3.Connection:
+        raw = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        raw.execute("PRAGMA foreign_keys=ON")
+        raw.execute("PRAGMA synchronous=NORMAL")
+        return raw
+
+    engine = create_engine(
+        "sqlite+pysqlite://",
+        creator=open_file,
+        poolclass=QueuePool,
+        hide_parameters=True,
+        json_serializer=lambda value: canonical(value).decode(),
+    )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get("write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def open_path(path: Path, readonly: bool) -> Engine:
+    """An engine on the file at ``path``, created with its tables if missing and not ``readonly``. Raises StoreError."""
+    if readonly:
+        if not path.is_file():
+            raise StoreError(
+                f"there is no tuning database at {path}; run `autotune search` first, or name one with --db"
+            )
+        check(path)
+        return connect(path, readonly=True)
+    with locked(path):
+        warn_if_network(path)
+        new = prepare(path)
+        engine = connect(path)
+        try:
+            use_wal(engine, path)
+            if new:
+                from tuning_db.migrate import create  # Alembic takes longer to import than the rest of an open
+
+                with engine.connect().execution_options(write=True) as connection, connection.begin():
+                    create(connection)
+        except exc.SQLAlchemyError as error:
+            engine.dispose()
+            raise explain(getattr(error, "orig", None) or error, path) from error
+    return engine
+
+
+def prepare(path: Path) -> bool:
+    """Check the file, creating an empty one if there is none; True when it still needs its tables. Hold `locked`.
+
+    Raises StoreError for a directory, a foreign, damaged or newer file, and one that cannot be written.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise _refused(path, error) from error
+    if path.stat().st_size == 0:
+        if _has_log(path):
+            raise damaged(path, "it is empty although its -wal file is not")
+        _mark(path)
+    version, tables = check(path)
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"tuning database {path} has schema {version}, this tool knows up to {SCHEMA_VERSION}; "
+            "update it with `pip install -U autotune`, or choose another file with --db"
+        )
+    if version == 0 and tables:
+        raise damaged(path, "it has tables but no schema version")
+    return version == 0
+
+
+def check(path: Path) -> tuple[int, int]:
+    """The schema version and the number of tables of a file of ours. Raises StoreError if it is foreign or damaged."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    if len(header) < 100 or not header.startswith(b"SQLite format 3\x00"):
+        raise StoreError(
+            f"{path} is not a tuning database, or its beginning is damaged. It was left as it is; "
+            "choose another file with --db"
+        )
+    (mark,) = struct.unpack(">I", header[68:72])
+    if mark != APPLICATION_ID:
+        raise StoreError(
+            f"{path} is an SQLite database of another program (application_id {mark:#x}). It was left as it is; "
+            "choose another file with --db"
+        )
+    try:
+        raw = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+        try:
+            if path.stat().st_size <= ALWAYS_CHECKED or time.time() - path.stat().st_mtime > 86400:
+                (answer,) = raw.execute("PRAGMA quick_check(1)").fetchone()
+                if answer != "ok":
+                    raise damaged(path, str(answer).replace("\n", " "))
+            (version,) = raw.execute("PRAGMA user_version").fetchone()
+            (tables,) = raw.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
+        finally:
+            raw.close()
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
+    return version, tables
+
+
+def use_wal(engine: Engine, path: Path) -> None:
+    """Switch the file to write-ahead logging, so that readers and writers do not block each other, and check that."""
+    with engine.connect() as connection:
+        raw = connection.connection.driver_connection
+        assert isinstance(raw, sqlite3.Connection)
+        (mode,) = raw.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        raise StoreError(
+            f"tuning database {path}: its file system does not allow WAL mode ({mode}); choose --db elsewhere"
+        )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold ``<path>.lock``, so that one process at a time creates or checks the file. Makes the folder, private."""
+    _make_folder(path)
+    beside = path.with_name(path.name + ".lock")
+    try:
+        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _refused(path, error) from error
+    try:
+        ends = time.monotonic() + 2 * BUSY_SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > ends:
+                    raise StoreError(
+                        f"{beside} is held by another process that opens the database; try again"
+                    ) from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(handle)
+
+
+def warn_if_network(path: Path, mounts: Path = Path("/proc/mounts")) -> None:
+    """Warn when the file lies on a network file system, where SQLite's locks are known to fail."""
+    kind = file_system(path, mounts)
+    if kind in NETWORK or kind.startswith("fuse"):
+        warnings.warn(
+            f"tuning database {path} lies on a network file system ({kind}), where SQLite files get damaged; "
+            "choose a local file with --db, or a PostgreSQL URL",
+            StoreWarning,
+            stacklevel=2,
+        )
+
+
+def file_system(path: Path, mounts: Path) -> str:
+    """The type of the file system that holds ``path``, as ``mounts`` (in the format of /proc/mounts) tells; else ''."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    best, kind = -1, ""
+    where = path.absolute().parent.resolve()
+    for line in lines:
+        parts = line.split(" ")
+        if len(parts) < 3:
+            continue
+        point = Path(parts[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\"))
+        if where.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), parts[2]
+    return kind
+
+
+def _mark(path: Path) -> None:
+    # Written before the switch to WAL, so that the header names the owner from the very first page on.
+    try:
+        raw = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS)
+        try:
+            raw.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        finally:
+            raw.close()
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
+
+
+def _make_folder(path: Path) -> None:
+    if path.is_dir():
+        raise StoreError(
+            f"{path} is a directory; name a file in it, such as --db {shlex.quote(str(path / 'tuning.db'))}"
+        )
+    missing = [folder for folder in path.absolute().parents if not folder.exists()]
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def _has_log(path: Path) -> bool:
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
+def _refused(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"tuning database {path} cannot be opened for writing: {error.strerror}; "
+        "mend the permissions, or choose another file with --db"
+    )

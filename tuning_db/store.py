@@ -1,0 +1,186 @@
+"""The store: about ten verbs, each one short transaction, the same on SQLite and PostgreSQL. Knows no measurement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import platformdirs
+from sqlalchemy import Connection, Engine, Select, Table, exc, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tuning_db import postgres, rows, sqlite_file
+from tuning_db.canonical import digest
+from tuning_db.errors import Ambiguous, DuplicateTrial, NotFound, StoreError
+from tuning_db.records import Reference, Sample, Scenario, Trial
+from tuning_db.schema import hardware, reference_blobs, samples, scenarios, trials
+from tuning_db.timelines import unpack
+
+_SCENARIO = select(scenarios, hardware.c.kind, hardware.c.facts, hardware.c.host).join(hardware)
+
+
+def default_path() -> Path:
+    """Where the database lies when nobody says otherwise: the platform's folder for a user's data."""
+    return platformdirs.user_data_path("autotune", appauthor=False) / "tuning.db"
+
+
+class Store:
+    """An open tuning database. Safe for threads; each process opens its own. Every method may raise StoreError."""
+
+    def __init__(self, engine: Engine, where: str, explain: Callable[[BaseException], StoreError]) -> None:
+        self.engine = engine
+        self.where = where
+        self._explain = explain
+
+    @classmethod
+    def open(cls, url: str | Path | None = None, *, readonly: bool = False) -> Self:
+        """Open a file path, ``sqlite:///path`` or ``postgresql://…``; a missing database is created unless readonly."""
+        text = str(default_path() if url is None else url)
+        if text.startswith(("postgresql:", "postgres:", "postgresql+psycopg:")):
+            engine = postgres.open_url(text, readonly)
+            return cls(engine, postgres.shown(text), lambda error: postgres.explain(error, text))
+        if text.startswith("sqlite:"):
+            text = text.removeprefix("sqlite:").removeprefix("//").removeprefix("/")
+        if "://" in text or text in ("", ":memory:"):
+            raise StoreError(
+                f"{text!r} is neither a file nor a postgresql:// URL; give --db a path such as ./tuning.db"
+            )
+        path = Path(text).expanduser()
+        engine = sqlite_file.open_path(path, readonly)
+        return cls(engine, str(path), lambda error: sqlite_file.explain(error, path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back every connection."""
+        self.engine.dispose()
+
+    def ensure(self, scenario: Scenario) -> str:
+        """Record the scenario and its hardware unless they are there, and return the scenario's key."""
+        machine, question = rows.hardware_row(scenario.hardware), rows.scenario_row(scenario, time.time())
+        with self._unit(write=True) as connection:
+            connection.execute(self._insert(hardware).on_conflict_do_nothing(), machine)
+            connection.execute(self._insert(scenarios).on_conflict_do_nothing(), question)
+        return str(question["key"])
+
+    def add(self, trial: Trial, samples_: Sequence[Sample] = ()) -> None:
+        """Write one trial and its samples, durably once this returns.
+
+        Raises BadValue for what cannot be stored, NotFound for an unknown scenario, and DuplicateTrial for a known id
+        or a second counted search trial of one configuration.
+        """
+        row = rows.trial_row(trial)
+        timelines = rows.samples_row(trial.id, samples_) if samples_ else None
+        try:
+            with self._unit(write=True) as connection:
+                connection.execute(trials.insert(), row)
+                if timelines:
+                    connection.execute(samples.insert(), timelines)
+        except exc.IntegrityError as error:
+            raise self._conflict(trial, error) from error
+
+    def trials(
+        self,
+        scenario_key: str | None = None,
+        *,
+        stage: str | None = None,
+        status: str | None = None,
+        config_key: str | None = None,
+    ) -> list[Trial]:
+        """The trials that fit every given field, oldest first."""
+        query = select(trials).order_by(trials.c.id)
+        wanted = {"scenario_key": scenario_key, "stage": stage, "status": status, "config_key": config_key}
+        for name, value in wanted.items():
+            if value is not None:
+                query = query.where(trials.c[name] == value)
+        return [rows.trial_record(row) for row in self._all(query)]
+
+    def trial(self, prefix: str) -> Trial:
+        """The one trial whose id begins with ``prefix``. Raises NotFound, or Ambiguous naming the candidates."""
+        known = set(prefix) <= set("0123456789abcdef") and prefix
+        # "g" follows every hex digit, so the range holds exactly the ids with this prefix and uses the primary key.
+        query = select(trials).where(trials.c.id >= prefix, trials.c.id < prefix + "g").order_by(trials.c.id).limit(6)
+        found = self._all(query) if known else []
+        if not found:
+            raise NotFound(f"no trial has an id that begins with {prefix!r}; `autotune query` lists them")
+        if len(found) > 1:
+            names = ", ".join(row.id for row in found[:5]) + (", …" if len(found) > 5 else "")
+            raise Ambiguous(f"{prefix!r} fits several trials: {names}; give more of the id")
+        return rows.trial_record(found[0])
+
+    def samples(self, trial_id: str) -> list[Sample]:
+        """The samples of a trial by its whole id; an empty list when none were kept."""
+        found = self._all(select(samples.c.blob).where(samples.c.trial_id == trial_id))
+        try:
+            return unpack(trial_id, found[0].blob) if found else []
+        except ValueError as error:
+            raise StoreError(f"tuning database {self.where}: {error}") from error
+
+    def scenarios(self) -> list[Scenario]:
+        """Every scenario, oldest first."""
+        query = _SCENARIO.order_by(scenarios.c.created_at, scenarios.c.key)
+        return [rows.scenario_record(row) for row in self._all(query)]
+
+    def scenario(self, key: str) -> Scenario:
+        """The scenario of a key. Raises NotFound."""
+        found = self._all(_SCENARIO.where(scenarios.c.key == key))
+        if not found:
+            raise NotFound(f"no scenario has the key {key!r}; `autotune query` lists what was measured")
+        return rows.scenario_record(found[0])
+
+    def put_reference(self, reference: Reference) -> None:
+        """Keep bytes under their key; a key that is there already keeps what it has."""
+        row = rows.reference_row(reference, time.time())
+        with self._unit(write=True) as connection:
+            connection.execute(self._insert(reference_blobs).on_conflict_do_nothing(), row)
+
+    def reference(self, key: str) -> Reference | None:
+        """What was kept under ``key``, or None."""
+        found = self._all(select(reference_blobs).where(reference_blobs.c.key == key))
+        return Reference(found[0].key, found[0].kind, found[0].facts, found[0].blob) if found else None
+
+    def _insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+        return sqlite.insert(table) if self.engine.dialect.name == "sqlite" else postgresql.insert(table)
+
+    def _all(self, query: Select[Any]) -> Sequence[Any]:
+        with self._unit() as connection:
+            return connection.execute(query).all()
+
+    @contextmanager
+    def _unit(self, write: bool = False) -> Iterator[Connection]:
+        try:
+            with self.engine.connect() as connection:
+                connection = connection.execution_options(write=write)
+                with connection.begin():
+                    yield connection
+        except exc.IntegrityError:
+            raise
+        except exc.SQLAlchemyError as error:
+            raise self._explain(getattr(error, "orig", None) or error) from error
+
+    def _conflict(self, trial: Trial, error: exc.IntegrityError) -> StoreError:
+        same = select(trials.c.id).where(trials.c.id == trial.id)
+        if self._all(same):
+            return DuplicateTrial(f"trial {trial.id} is stored already; make a new id with tuning_db.new_id()")
+        twin = self.trials(trial.scenario_key, stage="search", config_key=trial.config_key)
+        if any(other.counted for other in twin):
+            return DuplicateTrial(
+                f"configuration {trial.config_key} already has its counted search trial {twin[0].id}; "
+                "store a deliberate repeat under another stage or with counted=False"
+            )
+        if not self._all(select(scenarios.c.key).where(scenarios.c.key == trial.scenario_key)):
+            return NotFound(f"trial {trial.id}: no scenario has the key {trial.scenario_key!r}; call ensure() first")
+        return self._explain(error.orig or error)
+
+
+def reference_key(kind: str, facts: Any) -> str:
+    """The key under which bytes described by ``facts`` are kept: ``r1:…``."""
+    return digest("r1", {"kind": kind, "facts": facts})
