@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Bench:
     source: Sequence[int]
     logs: Path
     quality: Quality | None = None
-    gate: Gate = Gate()
+    gate: Gate = field(default_factory=Gate)
     deadline: float = 120.0
 
     def measure(self, config: Config, seed: int, name: str = "trial") -> Outcome:
@@ -111,4 +111,3 @@ class _Clock:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
-

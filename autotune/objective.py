@@ -24,10 +24,13 @@ class Objective:
         if self.metric not in METRICS:
             near = get_close_matches(self.metric, METRICS, 1)
             raise ObjectiveError(
-                f"unknown metric {self.metric!r}" + (f"; did you mean {near[0]}?" if near else f"; one of {', '.join(METRICS)}")
+                f"unknown metric {self.metric!r}"
+                + (f"; did you mean {near[0]}?" if near else f"; one of {', '.join(METRICS)}")
             )
         if not METRICS[self.metric].better:
-            raise ObjectiveError(f"metric {self.metric} has no better direction; choose one that has, such as output_tok_s")
+            raise ObjectiveError(
+                f"metric {self.metric} has no better direction; choose one that has, such as output_tok_s"
+            )
 
     @property
     def higher(self) -> bool:

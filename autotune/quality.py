@@ -1,4 +1,4 @@
-"""Whether a configuration still answers like the full-width model: KL divergence and perplexity on held-out tokens, and a gate.
+"""Whether a configuration still answers like the full-width model: KL and perplexity on held-out tokens, and a gate.
 
 Results are cached by everything that may change an answer, so a study pays once for each bit vector.
 """
@@ -102,7 +102,7 @@ class Quality:
         return {name: float(value) for name, value in hit[0].items()} if hit else None
 
     def check(self, endpoint: Endpoint, config: Config) -> dict[str, float]:
-        """kl_mean (nats), perplexity, perplexity_ratio of a running configuration. Raises EngineError(QUALITY) on NaN."""
+        """kl_mean (nats), perplexity and perplexity_ratio of a running configuration. EngineError(QUALITY) on NaN."""
         found = self.cached(config)
         if found is not None:
             return found
@@ -154,6 +154,4 @@ def _pack(scores: Sequence[Score]) -> bytes:
 
 def _unpack(blob: bytes) -> list[Score]:
     with np.load(io.BytesIO(blob), allow_pickle=False) as file:
-        return [
-            Score(file[f"logprobs{i}"], file[f"ids{i}"], file[f"top{i}"]) for i in range(len(file.files) // 3)
-        ]
+        return [Score(file[f"logprobs{i}"], file[f"ids{i}"], file[f"top{i}"]) for i in range(len(file.files) // 3)]

@@ -1,4 +1,4 @@
-"""What to measure next: the only file that imports Optuna. The study lives in memory and is rebuilt from the database's rows."""
+"""What to measure next: the only file that imports Optuna, whose study lives in memory, rebuilt from stored rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -47,12 +48,10 @@ class Sampler:
         self.known: dict[str, Known] = {}
         self._random = random.Random(seed)
         self._pending: dict[str, optuna.Trial] = {}
-        self._study = optuna.create_study(
-            direction="maximize",
-            sampler=optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=self.startup, multivariate=True, group=True, warn_independent_sampling=False
-            ),
-        )
+        with warnings.catch_warnings():  # `group` is marked experimental; it is how TPE models conditional knobs
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.startup, multivariate=True, group=True)
+        self._study = optuna.create_study(direction="maximize", sampler=tpe)
 
     def tell(self, config: Config, value: float | None, violation: float = 0.0) -> None:
         """Learn a result, asked for or not. A failure is told as the worst value so far with a violated constraint:

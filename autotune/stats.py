@@ -1,4 +1,4 @@
-"""What measured rows allow one to say: intervals, ratios, four verdicts, and the winner of a confirmation. Runs nothing."""
+"""What measured rows allow one to say: intervals, ratios, four verdicts, the winner of a confirmation."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ def t_quantile(p: float, df: int) -> float:
         # With x = sqrt(df) tan(a) the density is scale * sqrt(df)/sqrt(pi) * cos(a)^(df-1): smooth and bounded.
         start, steps = math.atan(t / math.sqrt(df)), 400
         width = (math.pi / 2 - start) / steps
-        total = sum(
-            (4 if i % 2 else 2) * math.cos(start + i * width) ** (df - 1) for i in range(1, steps)
-        ) + math.cos(start) ** (df - 1) + (1.0 if df == 1 else 0.0)
+        total = (
+            sum((4 if i % 2 else 2) * math.cos(start + i * width) ** (df - 1) for i in range(1, steps))
+            + math.cos(start) ** (df - 1)
+            + (1.0 if df == 1 else 0.0)
+        )
         return scale * math.sqrt(df / math.pi) * total * width / 3
 
     low, high = 0.0, 1e6

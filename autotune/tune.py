@@ -6,7 +6,7 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +66,7 @@ class Tuner:
         Raises TuneError when the default fails, or when the machine keeps failing.
         """
         sampler = Sampler(self.space, self.study.budget, self.study.seed)
-        done = self._rows("search")
+        done = self.stored("search")
         for trial in done:
             self._learn(sampler, trial)
         counted, free = len(done), 0
@@ -84,14 +84,16 @@ class Tuner:
             if not outcome.counted:
                 free += 1
                 if free >= FREE_LIMIT:
-                    raise TuneError(f"{free} launches in a row failed for outside reasons, the last: {outcome.reason}", 1)
+                    raise TuneError(
+                        f"{free} launches in a row failed for outside reasons, the last: {outcome.reason}", 1
+                    )
                 continue
             counted, free = counted + 1, 0
             self._learn(sampler, trial)
             if config == default and outcome.status is not Status.OK:
                 raise TuneError(
                     f"the default configuration failed ({outcome.status}): {outcome.reason}\n"
-                    "Nothing can be compared with it. Try another --model or --workload, or pin knobs in a plan file.", 3
+                    "Nothing can be compared with it. Try another --model or --workload, or a plan with [knobs].", 3
                 )  # fmt: skip
 
     def finalists(self) -> list[Config]:
@@ -99,7 +101,7 @@ class Tuner:
         default = self.space.default()
         good = [
             (value, trial.config_key, trial)
-            for trial in self._rows("search")
+            for trial in self.stored("search")
             if trial.status == Status.OK and trial.config_key != default.key
             if (value := self.study.objective.goodness(trial.metrics)) is not None
         ]
@@ -115,31 +117,44 @@ class Tuner:
         finalists = self.finalists()
         if not finalists:
             return
-        contenders = [self.space.default(), *finalists]
-        name = round_name(contenders)
-        for block in range(1, self.study.blocks + 1):
-            have = {t.config_key for t in self._rows("confirm") if t.provenance.get("round") == name and t.block == block}
-            alive = self._alive(name, contenders, block)
-            random.Random(f"{self.study.seed}/{block}").shuffle(alive)
-            for config in alive:
-                if config.key not in have:
-                    yield self._confirm_one(config, block, name)
+        yield from self.interleave("confirm", [self.space.default(), *finalists], self.study.blocks, self._alive)
 
-    def _confirm_one(self, config: Config, block: int, name: str) -> Trial:
+    def interleave(
+        self,
+        stage: str,
+        contenders: Sequence[Config],
+        blocks: int,
+        alive: Callable[[str, Sequence[Config], int], Sequence[Config]] = lambda name, contenders, block: contenders,
+    ) -> Iterator[Trial]:
+        """Measure ``contenders`` once a block, in an order drawn anew for each, on the same prompts within a block.
+
+        Goes on where an earlier, interrupted call with the same contenders stopped. ``alive`` may drop some.
+        """
+        name = round_name(contenders)
+        for block in range(1, blocks + 1):
+            rows = self.stored(stage)
+            have = {t.config_key for t in rows if t.provenance.get("round") == name and t.block == block}
+            order = list(alive(name, contenders, block))
+            random.Random(f"{self.study.seed}/{block}").shuffle(order)
+            for config in order:
+                if config.key not in have:
+                    yield self._repeat(stage, config, block, name)
+
+    def _repeat(self, stage: str, config: Config, block: int, name: str) -> Trial:
         for _ in range(3):
             outcome = self.bench.measure(config, self.study.seed + block, name=f"{config.key[3:11]}-{block}")
             if outcome.counted:
                 break
-        trial = self._trial("confirm", config, outcome, block, 0.0)
+        trial = self._trial(stage, config, outcome, block, 0.0)
         trial = replace(trial, provenance={**trial.provenance, "round": name})
         self.store.add(trial, _samples(trial.id, outcome))
         return trial
 
-    def _alive(self, name: str, contenders: Sequence[Config], block: int) -> list[Config]:
+    def _alive(self, name: str, contenders: Sequence[Config], block: int) -> Sequence[Config]:
         values = self._values(name, before=block)
         default, finalists = contenders[0], list(contenders[1:])
         if block < 5:
-            return list(contenders)
+            return contenders
         full = [c for c in finalists if len(values.get(c.key, {})) == block - 1]
         if not full:
             return [default]
@@ -147,19 +162,18 @@ class Tuner:
         kept = [
             c
             for c in full
-            if c == leader
-            or stats.signed_rank([values[leader.key][b] - v for b, v in values[c.key].items()]) >= 0.1
+            if c == leader or stats.signed_rank([values[leader.key][b] - v for b, v in values[c.key].items()]) >= 0.1
         ]
         return [default, *kept]
 
     def _values(self, name: str, before: int = 10**9) -> dict[str, dict[int, float]]:
         """{config key: {block: goodness}} of one confirmation round."""
         found: dict[str, dict[int, float]] = {}
-        for trial in self._rows("confirm"):
+        for trial in self.stored("confirm"):
             value = self.study.objective.goodness(trial.metrics)
-            if trial.provenance.get("round") == name and trial.block < before and trial.status == Status.OK:
-                if value is not None:
-                    found.setdefault(trial.config_key, {})[trial.block] = value
+            mine = trial.provenance.get("round") == name and trial.block < before and trial.status == Status.OK
+            if mine and value is not None:
+                found.setdefault(trial.config_key, {})[trial.block] = value
         return found
 
     def result(self) -> Result:
@@ -171,7 +185,7 @@ class Tuner:
                 "no configuration other than the default passed the quality gate; "
                 "raise --budget, or loosen --max-kl / --max-perplexity", 3
             )  # fmt: skip
-        return decide_rows(self._rows("confirm"), default, round_name([default, *finalists]), self.study.objective)
+        return decide_rows(self.stored("confirm"), default, round_name([default, *finalists]), self.study.objective)
 
     def _learn(self, sampler: Sampler, trial: Trial) -> None:
         value = self.study.objective.goodness(trial.metrics)
@@ -181,7 +195,8 @@ class Tuner:
         failed = trial.status not in (Status.OK, Status.QUALITY)
         sampler.tell(Config(trial.config), None if failed else value, violation)
 
-    def _rows(self, stage: str) -> list[Trial]:
+    def stored(self, stage: str) -> list[Trial]:
+        """The counted trials of one stage, oldest first."""
         rows = self.store.trials(scenario_key=self.study.scenario_key, stage=stage)
         return [row for row in rows if row.counted]
 

@@ -6,7 +6,8 @@ from search_spaces.domain import Choice, Float, Int, Pow2, Value
 from search_spaces.space import Config, Facts, Knob, Removal, Rule, Space, SpaceError
 
 __all__ = [
-    "Choice", "Config", "Facts", "Float", "Int", "Knob", "Pow2", "Removal", "Rule", "Space", "SpaceError", "Value", "load",
+    "Choice", "Config", "Facts", "Float", "Int", "Knob", "Pow2",
+    "Removal", "Rule", "Space", "SpaceError", "Value", "load",
 ]  # fmt: skip
 
 

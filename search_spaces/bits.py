@@ -1,4 +1,4 @@
-"""Per-layer bit widths: which weight groups a `glm5_next` decoder has and how few knobs become one width a layer and group.
+"""Per-layer bit widths: the weight groups of a `glm5_next` decoder, and how few knobs give each of them a width.
 
 Knows nothing of how a width is stored or multiplied.
 """

@@ -63,5 +63,5 @@ def Float(low: float, high: float, step: float) -> Choice:
     """A grid of numbers; engines round such settings themselves, so a grid loses nothing and keeps identities exact."""
     if step <= 0 or high < low:
         raise ValueError(f"Float({low}, {high}, {step}): wants low <= high and step > 0")
-    count = int(round((high - low) / step))
+    count = round((high - low) / step)
     return Choice(tuple(round(low + i * step, 10) for i in range(count + 1)), ordered=True)

@@ -1,4 +1,4 @@
-"""The native engine's space: every knob that `autotune/runtimes/native` really obeys, in the five groups plus the scheduler."""
+"""The native engine's space: every knob that `autotune/runtimes/native` obeys, in five groups plus the scheduler."""
 
 from __future__ import annotations
 

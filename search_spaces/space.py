@@ -120,8 +120,9 @@ class Space:
         raise SpaceError(f"engine {self.engine} has no knob {name!r}{hint}")
 
     def narrow(self, facts: Facts) -> Space:
-        """Remove every value that ``facts`` exclude, keeping each reason. A refused default moves to the first value left.
+        """Remove every value that ``facts`` exclude, keeping each reason.
 
+        A refused default moves to the first value left.
         Raises SpaceError when a knob has no value left, naming the reasons.
         """
         knobs, removals = [], list(self.removals)
@@ -145,9 +146,7 @@ class Space:
                 self.check(name, value)
             if not keep:
                 raise SpaceError(f"knob {name}: no value is allowed; leave the knob out or list at least one value")
-            removals += [
-                Removal(name, v, reason) for v in knob.domain.values if not any(same(v, k) for k in keep)
-            ]
+            removals += [Removal(name, v, reason) for v in knob.domain.values if not any(same(v, k) for k in keep)]
             knobs[name] = _with_values(knob, keep)
         return replace(self, knobs=tuple(knobs.values()), removals=tuple(removals))
 

@@ -1,0 +1,122 @@
+"""`autotune query` and `autotune show`: read the database; measure and change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from autotune.cli import output
+
+BASE = ("id", "stage", "status", "engine", "model", "hardware", "workload")
+db_option = click.option(
+    "--db", envvar="AUTOTUNE_DB", help="SQLite file or database URL. [default: the platform's data folder]"
+)
+
+QUERY_EPILOG = """\b
+Filters: any field, metric or knob with a unit, and / or / parentheses.
+
+Example: autotune query 'tasks_per_min>100 and kv_dtype=int8' --sort -tasks_per_min --limit 5
+"""
+
+
+@click.command(epilog=QUERY_EPILOG)
+@click.argument("where", required=False)
+@click.option("--hardware", help="Only this hardware: key prefix, label or part of it.")
+@click.option("--model", help="Only models whose name contains this.")
+@click.option("--engine", help="Only this engine.")
+@click.option("--stage", type=click.Choice(["search", "confirm", "effects"]), help="Only this stage.")
+@click.option("--sort", help="Field to sort by; a leading - sorts downwards. [default: newest first]")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows at most.")
+@click.option("--columns", help="Fields to print, separated by commas.")
+@db_option
+@output.format_option
+def query(
+    where: str | None, sort: str | None, limit: int, columns: str | None, db: str | None, form: str, **only: Any
+) -> None:
+    """List trials by hardware, model, engine and metric."""
+    with output.clear_errors():
+        from tuning_db.query import select
+
+        from tuning_db import open_store
+
+        wanted = {name: value for name, value in only.items() if value}
+        with open_store(db, readonly=True) as store:
+            rows = select(store, where, sort=sort or "-ended_at", limit=limit, **wanted)
+        names = columns.split(",") if columns else _columns(rows)
+        output.emit(rows, names, form, "trials")
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[str]:
+    """The fixed fields, each row's objective, quality and the knobs in which the rows differ."""
+    metrics = [
+        name
+        for name in ("tasks_per_min", "output_tok_s", "ttft_p50", "kl_mean", "weight_bytes")
+        if any(name in r for r in rows)
+    ]
+    return [*BASE, *metrics]
+
+
+SHOW_EPILOG = """\b
+Example: autotune show 0199
+"""
+
+
+@click.command(epilog=SHOW_EPILOG)
+@click.argument("trial_id", metavar="ID")
+@click.option("--samples", is_flag=True, help="Also every request's timeline.")
+@db_option
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def show(trial_id: str, samples: bool, db: str | None, form: str) -> None:
+    """Show one trial whole; ID may be any unambiguous prefix."""
+    with output.clear_errors():
+        from tuning_db import open_store
+
+        with open_store(db, readonly=True) as store:
+            trial = store.trial(trial_id)
+            scenario = store.scenario(trial.scenario_key)
+            timelines = store.samples(trial.id)
+        document = _document(trial, scenario, timelines if samples else None)
+        if form == "json":
+            import json
+
+            click.echo(json.dumps({"schema": output.SCHEMA, **document}, indent=2, ensure_ascii=False))
+            return
+        for section, content in document.items():
+            if isinstance(content, dict):
+                click.echo(f"{section}:")
+                for name, value in content.items():
+                    click.echo(f"  {name:<24} {output.cell(value, name)}")
+            elif isinstance(content, list):
+                click.echo(f"{section}: {len(content)}")
+                for item in content:
+                    click.echo(f"  {output.cell(item)}")
+            else:
+                click.echo(f"{section + ':':<12} {output.cell(content)}")
+
+
+def _document(trial: Any, scenario: Any, timelines: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+    from datetime import UTC, datetime
+
+    document: dict[str, Any] = {
+        "id": trial.id,
+        "stage": trial.stage,
+        "status": trial.status,
+        "reason": trial.reason,
+        "ended": datetime.fromtimestamp(trial.ended_at, UTC).isoformat(timespec="seconds"),
+        "hardware": {"label": scenario.hardware.label, "key": scenario.hardware.key, **scenario.hardware.facts},
+        "engine": {"name": scenario.engine, **scenario.engine_build},
+        "model": dict(scenario.model),
+        "workload": dict(scenario.workload),
+        "objective": dict(scenario.objective),
+        "config": dict(trial.config),
+        "effective": dict(trial.effective),
+        "metrics": dict(trial.metrics),
+        "counters": dict(trial.counters),
+        "seconds": dict(trial.seconds),
+        "provenance": {**trial.provenance, "seed": trial.seed, "block": trial.block},
+    }
+    if timelines is not None:
+        document["samples"] = [asdict(sample) for sample in timelines]
+    return document

@@ -1,0 +1,281 @@
+"""`autotune search`: draws a study while `tune` runs it, and ends with the decision and the next command to type."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autotune.cli import output
+
+if TYPE_CHECKING:
+    from autotune.plan import Plan
+    from autotune.setting import Setting
+    from autotune.tune import Result, Tuner
+    from tuning_db import Trial
+
+EPILOG = """\b
+The same command resumes an interrupted search and ends at exactly the budget.
+Every option can also stand in the plan file, or in AUTOTUNE_<OPTION>.
+
+Example: autotune search --budget 200 --workload task
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--budget", type=int, help="Counted search trials in all, over every run of this command. [default: 200]")
+@click.option("--model", help="Checkpoint folder. [default: the reference model in the package]")
+@click.option("--engine", help="Engine to tune. [default: native]")
+@click.option("--workload", help="chat, long, shared, task, or a TOML file. [default: task]")
+@click.option("--objective", help="Metric to improve. [default: tasks_per_min for task, else output_tok_s]")
+@click.option(
+    "--max-kl", type=float, help="Quality gate: mean KL to the full-width model, nats a token. [default: 0.02]"
+)
+@click.option("--max-perplexity", type=float, help="Quality gate: perplexity factor to it. [default: 1.01]")
+@click.option("--finalists", type=int, help="Configurations re-measured against the default. [default: 5]")
+@click.option("--blocks", type=int, help="Interleaved blocks of that re-measurement. [default: 7]")
+@click.option("--seed", type=int, help="Seed of prompts and sampler. [default: 0]")
+@click.option("--db", help="SQLite file or database URL. [default: the platform's data folder]")
+@click.option(
+    "--plan", "file", type=click.Path(path_type=Path), help="TOML file with these options and [knobs] limits."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Show the resolved plan, the space and what was removed from it; measure nothing."
+)
+@output.format_option
+def search(file: Path | None, dry_run: bool, form: str, **flags: Any) -> None:
+    """Find the best configuration: default first, search, then confirm the finalists against the default."""
+    with output.clear_errors():
+        from autotune.plan import resolve
+        from autotune.setting import prepare
+
+        plan = resolve(flags, os.environ, file)
+        if dry_run:
+            _show_plan(prepare(plan))
+            return
+        _run(plan, form)
+
+
+def _run(plan: Plan, form: str) -> None:
+    with study_of(plan) as (tuner, setting):
+        _announce(setting, tuner.store.url)
+        _draw(tuner, setting)
+        _report(tuner.result(), setting, form)
+
+
+@contextmanager
+def study_of(plan: Plan) -> Iterator[tuple[Tuner, Setting]]:
+    """A plan's tuner, alone on this machine, with the database open and signals turned into a clean ending."""
+    from autotune.setting import make_bench, prepare
+    from autotune.tune import Study, Tuner
+    from tuning_db import open_store
+
+    with _interruptible() as stopped, open_store(plan.db or None) as store, _alone():
+        try:
+            setting = prepare(plan)
+            key = store.ensure(setting.scenario)
+            study = Study(key, setting.objective, plan.budget, plan.seed, plan.finalists, plan.blocks)
+            yield Tuner(study, make_bench(setting, store, _log_folder(key)), store), setting
+        except KeyboardInterrupt:
+            output.note(
+                f"\ninterrupted ({stopped()}); every finished trial is kept. The same command goes on from here."
+            )
+            raise SystemExit(130) from None
+
+
+def _draw(tuner: Tuner, setting: Setting) -> None:
+    """One permanent line a trial, one live line with the estimate."""
+    live, plan, objective = output.Live(), setting.plan, setting.objective
+    default = setting.space.default()
+    base: float | None = None
+    best: float | None = None
+    done = 0
+    for trial in tuner.stored("search"):
+        done += 1
+        base, best = _standing(trial, default.key, objective, base, best)
+    if done:
+        output.note(f"{done} of {plan.budget} trials are already in the database.")
+    start, first = time.monotonic(), done
+    for trial in tuner.search():
+        done += trial.counted
+        base, best = _standing(trial, default.key, objective, base, best)
+        live.clear()
+        output.note(f"{done:>4}/{plan.budget}  {_line(trial, default, objective, base)}")
+        each = (time.monotonic() - start) / max(done - first, 1)
+        minutes = each * (plan.budget - done) / 60
+        live.show(f"search {done}/{plan.budget} · best {_against(best, base)} · {minutes:.1f} min left")
+    live.clear()
+    if done < plan.budget:
+        output.note(f"the whole space is measured after {done} trials.")
+    finalists = tuner.finalists()
+    if finalists:
+        output.note(f"confirming {len(finalists)} finalists against the default, {plan.blocks} interleaved blocks")
+    for trial in tuner.confirm():
+        live.clear()
+        output.note(f"block {trial.block}  {_line(trial, default, objective, None)}")
+
+
+def _standing(
+    trial: Trial, default_key: str, objective: Any, base: float | None, best: float | None
+) -> tuple[float | None, float | None]:
+    value = objective.goodness(trial.metrics)
+    if value is None or trial.status != "ok":
+        return base, best
+    if trial.config_key == default_key:
+        base = value
+    return base, value if best is None else max(best, value)
+
+
+def _against(value: float | None, base: float | None) -> str:
+    import math
+
+    return f"×{math.exp(value - base):.2f} of the default" if value is not None and base is not None else "-"
+
+
+def _line(trial: Trial, default: Mapping[str, Any], objective: Any, base: float | None) -> str:
+    value = objective.raw(trial.metrics)
+    seconds = sum(trial.seconds.values())
+    shown = f"{output.cell(value, objective.metric):>9}" if value is not None else f"{'-':>9}"
+    good = objective.goodness(trial.metrics)
+    factor = _against(good, base).split(" ")[0] if base is not None else ""
+    reason = "" if trial.status == "ok" else f"  [{trial.reason.splitlines()[0] if trial.reason else ''}]"
+    return f"{trial.status:<9} {shown} {factor:>6} {seconds:5.1f} s  {differing(trial.config, default)}{reason}"
+
+
+def differing(config: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+    """What a configuration changes, for people: ``bits_experts=4 graphs=compiled``, or ``default``."""
+    changed = [f"{name}={value}" for name, value in config.items() if default.get(name) != value]
+    return " ".join(changed) or "default"
+
+
+def _report(result: Result, setting: Setting, form: str) -> None:
+    """Standings on stdout, the verdict and the next step on stderr."""
+    objective = setting.objective
+    rows = []
+    for standing in result.winner.standings:
+        mine = [t for t in result.trials if t.config_key == standing.config_key]
+        rows.append(
+            {
+                "verdict": str(standing.verdict),
+                "ratio": standing.ratio.mean,
+                "low": standing.ratio.low,
+                "high": standing.ratio.high,
+                "blocks": standing.ratio.n,
+                **_means(mine, (objective.metric, "kl_mean", "perplexity_ratio", "weight_bytes")),
+                "config": differing(mine[0].config, result.default),
+            }
+        )
+    base = [t for t in result.trials if t.config_key == result.default.key]
+    rows.append({"verdict": "default", "ratio": 1.0, "low": 1.0, "high": 1.0, "blocks": len(base), "config": "default",
+                 **_means(base, (objective.metric, "kl_mean", "perplexity_ratio", "weight_bytes"))})  # fmt: skip
+    columns = [
+        "verdict",
+        "ratio",
+        "low",
+        "high",
+        "blocks",
+        objective.metric,
+        "kl_mean",
+        "perplexity_ratio",
+        "weight_bytes",
+        "config",
+    ]
+    output.emit(rows, columns, form, "standings")
+    first = result.winner.standings[0]
+    ratio = first.ratio
+    interval = f"95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.n} blocks"
+    output.note(f"verdict: {first.verdict}, {objective.metric} ×{ratio.mean:.3f} of the default ({interval})")
+    if result.config == result.default:
+        output.note("the default stays: nothing proved better.")
+    output.note("next: autotune export -o best.json")
+
+
+def _means(trials: list[Trial], names: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in names:
+        values = [t.metrics[name] for t in trials if name in t.metrics]
+        if values:
+            found[name] = sum(values) / len(values)
+    return found
+
+
+def _announce(setting: Setting, url: str) -> None:
+    space = setting.space
+    output.note(
+        f"{setting.model.name} on {setting.scenario.hardware.label}, engine {setting.plan.engine}, "
+        f"workload {setting.workload.name}, objective {setting.objective.metric}"
+    )
+    output.note(f"{len(space.free())} free knobs, at most {space.size():,} configurations; database {url}")
+
+
+def _show_plan(setting: Setting) -> None:
+    plan, space = setting.plan, setting.space
+    for name, where in plan.origin.items():
+        click.echo(f"{name:<16} {getattr(plan, name)!s:<28} {where}")
+    click.echo(f"\nspace: {len(space.free())} free knobs, at most {space.size():,} configurations")
+    for knob in space.knobs:
+        click.echo(f"  {knob.group:<10} {knob.name:<20} {' '.join(map(str, knob.domain.values))}")
+    for removal in space.removals:
+        click.echo(f"  removed    {removal.knob}={removal.value}: {removal.reason}")
+    click.echo("\ncommand of the default:\n  " + " ".join(setting.runtime.command(space.default())))
+
+
+def _log_folder(scenario_key: str) -> Path:
+    import platformdirs
+
+    folder = Path(platformdirs.user_log_dir("autotune")) / scenario_key[3:11]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Two searches on one machine would measure each other: the second is refused."""
+    import fcntl
+
+    import platformdirs
+
+    path = Path(platformdirs.user_data_dir("autotune")) / "measuring.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        output.fail(f"cannot write {path}: {error.strerror}; set XDG_DATA_HOME to a folder you own", 2)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            output.fail(
+                f"another search (process {file.read().strip()}) is measuring on this machine; wait for it to end", 1
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+@contextmanager
+def _interruptible() -> Iterator[Any]:
+    """SIGTERM ends the search as Ctrl-C does; a second signal ends the process at once (its engine dies with it)."""
+    seen: list[str] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        seen.append(signal.Signals(number).name)
+        if len(seen) > 1:
+            os._exit(130)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: seen[0] if seen else "interrupt"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

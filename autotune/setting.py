@@ -1,0 +1,133 @@
+"""Turns a Plan into what a study is made of: runtime, narrowed space, workload, scenario, bench. Measures nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from autotune import hardware
+from autotune import model as models
+from autotune.bench import Bench
+from autotune.corpus import read_tokens
+from autotune.objective import Objective
+from autotune.plan import Plan
+from autotune.quality import Gate, Quality
+from autotune.runtimes.base import Runtime
+from autotune.workload import Workload, load_workload
+from search_spaces import Space, SpaceError, load
+from tuning_db import Hardware, Reference, Scenario, Store
+
+PROMPT_SHARE = 0.5
+"""The first half of the held-out text gives prompts, the second half is what quality is scored on."""
+SEQUENCE = 512
+"""Tokens of one scored sequence: beyond the reference model's index_topk, so that sparse selection is scored too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A plan made concrete on this machine. ``whole`` is the space before the plan's own limits."""
+
+    plan: Plan
+    runtime: Runtime
+    model: models.Model
+    whole: Space
+    space: Space
+    workload: Workload
+    objective: Objective
+    source: Sequence[int]
+    heldout: tuple[tuple[int, ...], ...]
+    scenario: Scenario
+
+
+def reference_model() -> Path:
+    """The folder of the trained model that comes with the package."""
+    return Path(str(resources.files("autotune") / "data" / "reference"))
+
+
+def prepare(plan: Plan) -> Setting:
+    """Probe the machine, read the model, narrow the space. Raises the one-line errors of each part."""
+    folder = Path(plan.model) if plan.model else reference_model()
+    facts = models.facts(folder)
+    workload = load_workload(plan.workload)
+    objective = Objective(plan.objective or _usual_objective(workload))
+    tokens = read_tokens(folder, facts.vocab)
+    cut = int(len(tokens) * PROMPT_SHARE)
+    heldout = tokens[cut : cut + plan.quality_tokens]
+    runtime = _runtime(plan.engine, folder)
+    whole = load(plan.engine).narrow(
+        {
+            **runtime.capabilities(),
+            "layers": facts.layers,
+            "experts": facts.experts,
+            "longest": workload.longest,
+        }
+    )
+    space = whole.limit(plan.knobs, "the plan's [knobs] leave it out") if plan.knobs else whole
+    broken = space.broken(space.default())
+    if broken:
+        raise SpaceError("the default configuration breaks a rule: " + "; ".join(broken))
+    probe = hardware.probe()
+    scenario = Scenario(
+        hardware=Hardware(probe.kind, probe.facts),
+        engine=plan.engine,
+        engine_build=runtime.version(),
+        model=facts.identity(),
+        workload={
+            **workload.identity(),
+            "text": hashlib.sha256(repr(tokens).encode()).hexdigest()[:16],
+            "seed": plan.seed,
+            "gate": {"kl": plan.max_kl, "perplexity": plan.max_perplexity, "tokens": plan.quality_tokens},
+        },
+        objective=objective.identity(),
+    )
+    sequences = tuple(tuple(heldout[i : i + SEQUENCE]) for i in range(0, len(heldout), SEQUENCE))
+    return Setting(
+        plan, runtime, facts, whole, space, workload, objective, tokens[:cut],
+        tuple(s for s in sequences if len(s) > 1), scenario,
+    )  # fmt: skip
+
+
+def make_bench(setting: Setting, store: Store, logs: Path) -> Bench:
+    """A bench whose quality references and results are cached in ``store``."""
+    plan = setting.plan
+    bench = Bench(
+        setting.runtime, setting.space, setting.workload, setting.source, logs,
+        gate=Gate(plan.max_kl, plan.max_perplexity), deadline=plan.deadline,
+    )  # fmt: skip
+    identity = {"build": dict(setting.runtime.version()), "model": dict(setting.model.identity())}
+    quality = Quality(
+        setting.whole, setting.heldout, _StoreCache(store), identity,
+        lambda config: bench.score(config, setting.heldout),
+    )  # fmt: skip
+    return Bench(
+        bench.runtime, bench.space, bench.workload, bench.source, bench.logs, quality, bench.gate, bench.deadline
+    )
+
+
+def _usual_objective(workload: Workload) -> str:
+    return "tasks_per_min" if workload.kind == "task" else "output_tok_s"
+
+
+def _runtime(engine: str, folder: Path) -> Runtime:
+    load(engine)
+    from autotune.runtimes.native import NativeRuntime
+
+    return NativeRuntime(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreCache:
+    """`quality.Cache` over the tuning database."""
+
+    store: Store
+
+    def get(self, key: str) -> tuple[Mapping[str, Any], bytes] | None:
+        found = self.store.reference(key)
+        return (found.facts, found.blob) if found is not None else None
+
+    def put(self, key: str, kind: str, facts: Mapping[str, Any], blob: bytes) -> None:
+        self.store.put_reference(Reference(key=key, kind=kind, facts=dict(facts), blob=blob))
