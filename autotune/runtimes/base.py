@@ -1,4 +1,4 @@
-"""The interface of an engine: `Runtime` launches configurations, `Endpoint` talks to one that runs. No engine is known here."""
+"""The interface of an engine: `Runtime` launches configurations, `Endpoint` talks to a running one. Knows no engine."""
 
 from __future__ import annotations
 
