@@ -56,16 +56,19 @@ class Hardware:
     @property
     def key(self) -> str:
         """The strict key, ``h1:…``: equal only where a number measured on one may be claimed for the other."""
-        return digest("h1", {"kind": self.kind, **self._known(tuple(self.facts))})
+        return digest("h1", {"kind": self.kind, "facts": self.known()})
 
     @property
     def loose(self) -> str:
         """The loose key, ``hl1:…``: equal where a configuration of one is a fair hint for the other."""
-        return digest("hl1", {"kind": self.kind, **self._known(LOOSE_FACTS.get(self.kind, ()))})
+        known = self.known()
+        unknown = {"unknown_on": self.host}
+        facts = {name: known.get(name, unknown) for name in LOOSE_FACTS.get(self.kind, ())}
+        return digest("hl1", {"kind": self.kind, "facts": facts})
 
-    def _known(self, names: tuple[str, ...]) -> dict[str, Any]:
-        facts = {name: self.facts.get(name) for name in names}
-        return {"facts": {n: {"unknown_on": self.host} if v is None else v for n, v in facts.items()}}
+    def known(self) -> dict[str, Any]:
+        """The facts as they are compared: an unknown one stands for this host's own, so that no other equals it."""
+        return {name: {"unknown_on": self.host} if value is None else value for name, value in self.facts.items()}
 
     @property
     def label(self) -> str:

@@ -62,10 +62,7 @@ def damaged(path: Path, what: str) -> StoreError:
 
 def connect(path: Path, readonly: bool = False) -> Engine:
     """An engine on an existing file. Writers begin IMMEDIATE (execution option ``write``), readers DEFERRED."""
-    query = "mode=ro" if readonly else "mode=rw"
-    if readonly and not os.access(path.parent, os.W_OK) and not _has_log(path):
-        query += "&immutable=1"  # SQLite would need to create the shared-memory file beside it
-    uri = f"{path.absolute().as_uri()}?{query}"
+    uri = _uri(path, readonly)
 
     def open_file() -> sqlite3.Connection:
         raw = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
@@ -96,7 +93,8 @@ def open_path(path: Path, readonly: bool) -> Engine:
             raise StoreError(
                 f"there is no tuning database at {path}; run `autotune search` first, or name one with --db"
             )
-        check(path)
+        if check(path) == 0:
+            raise StoreError(f"tuning database {path} has no tables yet; run `autotune search` first")
         return connect(path, readonly=True)
     with locked(path):
         warn_if_network(path)
@@ -128,21 +126,43 @@ def prepare(path: Path) -> bool:
         if _has_log(path):
             raise damaged(path, "it is empty although its -wal file is not")
         _mark(path)
-    version, tables = check(path)
+    return check(path, readonly=False) == 0
+
+
+def check(path: Path, readonly: bool = True) -> int:
+    """The schema version, 0 if there are no tables yet. Raises StoreError for a foreign, damaged or newer file."""
+    _check_header(path)
+    try:
+        raw = sqlite3.connect(_uri(path, readonly), uri=True, timeout=BUSY_SECONDS)
+        try:
+            if path.stat().st_size <= ALWAYS_CHECKED or time.time() - path.stat().st_mtime > 86400:
+                (answer,) = raw.execute("PRAGMA quick_check(1)").fetchone()
+                if answer != "ok":
+                    raise damaged(path, " ".join(str(answer).split()))
+            (version,) = raw.execute("PRAGMA user_version").fetchone()
+            (tables,) = raw.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
+        finally:
+            raw.close()
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
     if version > SCHEMA_VERSION:
         raise StoreError(
             f"tuning database {path} has schema {version}, this tool knows up to {SCHEMA_VERSION}; "
             "update it with `pip install -U autotune`, or choose another file with --db"
         )
-    if version == 0 and tables:
-        raise damaged(path, "it has tables but no schema version")
-    return version == 0
+    if (version == 0) != (tables == 0):
+        raise damaged(path, f"it has {tables} tables and schema version {version}")
+    return int(version)
 
 
-def check(path: Path) -> tuple[int, int]:
-    """The schema version and the number of tables of a file of ours. Raises StoreError if it is foreign or damaged."""
-    with path.open("rb") as file:
-        header = file.read(100)
+def _check_header(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except OSError as error:
+        raise StoreError(
+            f"tuning database {path} cannot be read: {error.strerror}; choose another with --db"
+        ) from error
     if len(header) < 100 or not header.startswith(b"SQLite format 3\x00"):
         raise StoreError(
             f"{path} is not a tuning database, or its beginning is damaged. It was left as it is; "
@@ -154,20 +174,6 @@ def check(path: Path) -> tuple[int, int]:
             f"{path} is an SQLite database of another program (application_id {mark:#x}). It was left as it is; "
             "choose another file with --db"
         )
-    try:
-        raw = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
-        try:
-            if path.stat().st_size <= ALWAYS_CHECKED or time.time() - path.stat().st_mtime > 86400:
-                (answer,) = raw.execute("PRAGMA quick_check(1)").fetchone()
-                if answer != "ok":
-                    raise damaged(path, str(answer).replace("\n", " "))
-            (version,) = raw.execute("PRAGMA user_version").fetchone()
-            (tables,) = raw.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
-        finally:
-            raw.close()
-    except sqlite3.Error as error:
-        raise explain(error, path) from error
-    return version, tables
 
 
 def use_wal(engine: Engine, path: Path) -> None:
@@ -238,10 +244,17 @@ def file_system(path: Path, mounts: Path) -> str:
     return kind
 
 
+def _uri(path: Path, readonly: bool) -> str:
+    query = "mode=ro" if readonly else "mode=rw"
+    if readonly and not os.access(path.parent, os.W_OK) and not _has_log(path):
+        query += "&immutable=1"  # SQLite would need to create the shared-memory file beside it
+    return f"{path.absolute().as_uri()}?{query}"
+
+
 def _mark(path: Path) -> None:
     # Written before the switch to WAL, so that the header names the owner from the very first page on.
     try:
-        raw = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS)
+        raw = sqlite3.connect(_uri(path, False), uri=True, timeout=BUSY_SECONDS)
         try:
             raw.execute(f"PRAGMA application_id={APPLICATION_ID}")
         finally:

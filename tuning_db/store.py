@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Engine, Select, Table, exc, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tuning_db import postgres, rows, sqlite_file
-from tuning_db.canonical import digest
 from tuning_db.errors import Ambiguous, DuplicateTrial, NotFound, StoreError
 from tuning_db.records import Reference, Sample, Scenario, Trial
 from tuning_db.schema import hardware, reference_blobs, samples, scenarios, trials
@@ -179,8 +178,3 @@ class Store:
         if not self._all(select(scenarios.c.key).where(scenarios.c.key == trial.scenario_key)):
             return NotFound(f"trial {trial.id}: no scenario has the key {trial.scenario_key!r}; call ensure() first")
         return self._explain(error.orig or error)
-
-
-def reference_key(kind: str, facts: Any) -> str:
-    """The key under which bytes described by ``facts`` are kept: ``r1:…``."""
-    return digest("r1", {"kind": kind, "facts": facts})
