@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 DEEPEST = 64
 """Nesting that no honest value reaches; a cycle does."""
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def canonical(value: object) -> bytes:
@@ -54,7 +57,7 @@ def plain(value: object, path: str = "value", depth: int = 0) -> Any:
 
 
 def _text(text: str, path: str) -> str:
-    if "\x00" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+    if _UNSTORABLE.search(text):
         raise ValueError(f"{path} holds a NUL character or half a surrogate pair: {text[:40]!r}")
     return text
 
@@ -62,7 +65,7 @@ def _text(text: str, path: str) -> str:
 def cleaned(value: object) -> Any:
     """``value`` with every NUL and lone surrogate replaced by U+FFFD, for free text such as the tail of a log."""
     if isinstance(value, str):
-        return "".join("�" if letter == "\x00" or "\ud800" <= letter <= "\udfff" else letter for letter in value)
+        return _UNSTORABLE.sub("�", value)
     if isinstance(value, Mapping):
         return {cleaned(key): cleaned(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

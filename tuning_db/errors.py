@@ -23,7 +23,7 @@ class Ambiguous(StoreError):
     """An id prefix fits several trials; the message lists them."""
 
 
-class QueryError(ValueError):
+class QueryError(StoreError):
     """A filter that cannot be read; the message points at the place and names the nearest field."""
 
 

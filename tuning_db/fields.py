@@ -27,7 +27,7 @@ def flatten(trial: Trial, scenario: Scenario) -> Row:
         "engine": scenario.engine,
         "model": scenario.model.get("name"),
         "workload": scenario.workload.get("name"),
-        "objective": scenario.objective.get("name"),
+        "objective": scenario.objective.get("name", scenario.objective.get("metric")),
     }
     for name in ("stage", "status", "reason", "counted", "block", "seed", "started_at", "ended_at", "config_key"):
         row[name] = getattr(trial, name)

@@ -7,13 +7,14 @@ in any case), joined by ``and``, ``or`` and parentheses. Values may be quoted, a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, DecimalException
 from typing import Any
 
 from tuning_db.errors import QueryError
 from tuning_db.fields import Row, flatten, resolve
+from tuning_db.records import Scenario
 from tuning_db.store import Store
 
 UNITS = {
@@ -45,7 +46,7 @@ _TOKEN = re.compile(
     r"""|(?P<word>[^\s()=<>!~"']+))""",
     re.DOTALL,
 )
-_NUMBER = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)([A-Za-zµ%]*)")
+_NUMBER = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)([A-Za-zµ%]*)")
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
@@ -110,33 +111,37 @@ Node = Compare | All | Some
 
 
 def select(
-    store: Store,
-    where: str | None = None,
-    hardware: str | None = None,
-    sort: str | None = None,
-    limit: int | None = None,
+    store: Store, where: str | None = None, *, sort: str | None = None, limit: int | None = None, **only: str | None
 ) -> list[Row]:
     """The trials that fit, as flat rows, oldest first unless ``sort`` says otherwise. Raises QueryError.
 
-    ``hardware`` is part of a machine's label or the beginning of its key. ``sort`` lists fields by comma, each
-    with a leading ``-`` for descending; rows without the field come last. ``limit`` keeps the first rows.
+    ``sort`` lists fields by comma, each with a leading ``-`` for descending; rows without the field come last.
+    ``limit`` keeps the first rows. ``only`` may hold ``hardware`` (part of a label, or the beginning of a key),
+    ``model`` and ``workload`` (part of a name), ``engine``, ``stage`` and ``status`` (the whole word).
     """
-    tree = parse(where) if where else None
+    tree = parse(where) if where and where.strip() else None
     if limit is not None and limit < 0:
         raise QueryError(f"limit is {limit}; give 0 or more")
-    trials = store.trials()
-    # Read after the trials: a search that runs meanwhile may have added a scenario, never a trial without one.
-    scenarios = {scenario.key: scenario for scenario in store.scenarios()}
-    rows = [flatten(trial, scenarios[trial.scenario_key]) for trial in trials]
+    stage, status = only.pop("stage", None), only.pop("status", None)
+    rows = []
+    for scenario in store.scenarios():
+        if _is_wanted(scenario, only):
+            rows += [flatten(trial, scenario) for trial in store.trials(scenario.key, stage=stage, status=status)]
+    rows.sort(key=lambda row: str(row["id"]))
     known = field_names(rows)
     if tree and rows:
         tree = bind(tree, known, rows)
         rows = [row for row in rows if tree.holds(row)]
-    if hardware:
-        rows = [row for row in rows if _is_machine(row, hardware)]
     if sort and known:
         rows = order(rows, sort, known)
     return rows[:limit]
+
+
+def pick(rows: list[Row], names: Iterable[str]) -> list[Row]:
+    """The rows with only the named fields, under the names as given; None where a row lacks one. Raises QueryError."""
+    known = field_names(rows)
+    fields = {name: resolve(name, known) for name in names} if rows else {}
+    return [{name: row.get(field) for name, field in fields.items()} for row in rows]
 
 
 def field_names(rows: Iterable[Row]) -> dict[str, None]:
@@ -282,5 +287,15 @@ def _rank(value: Any) -> tuple[int, Any]:
     return 1, str(value)
 
 
-def _is_machine(row: Row, wanted: str) -> bool:
-    return wanted.lower() in str(row["hardware"]).lower() or str(row["hardware_key"]).startswith(wanted)
+def _is_wanted(scenario: Scenario, only: Mapping[str, str | None]) -> bool:
+    machine = scenario.hardware
+    fits: dict[str, Callable[[str], bool]] = {
+        "hardware": lambda text: text.lower() in machine.label.lower() or machine.key.startswith(text),
+        "model": lambda text: text.lower() in str(scenario.model.get("name", "")).lower(),
+        "workload": lambda text: text.lower() in str(scenario.workload.get("name", "")).lower(),
+        "engine": lambda text: text == scenario.engine,
+    }
+    unknown = only.keys() - fits.keys()
+    if unknown:
+        raise TypeError(f"select() has no filter {sorted(unknown)[0]!r}")
+    return all(not text or fits[name](text) for name, text in only.items())

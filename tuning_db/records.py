@@ -46,7 +46,7 @@ class Hardware:
 
     A fact that is None is unknown: it equals only itself on the same ``host``, never another machine's. Use the names
     of `LOOSE_FACTS` (``product``, ``memory_bytes``, ``count``, ``compute_capability``; ``cpu_model``, ``cores``),
-    and add what else tells machines apart: links, MIG profile, power limit, driver, CUDA.
+    and add what else tells machines apart: links, ``mig_profile`` (``off`` without), power limit, driver, CUDA.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Hardware:
         if self.kind == "gpu":
             product = re.sub(r"^(NVIDIA|AMD|Intel)\s+", "", str(self.facts.get("product") or "unknown GPU"))
             mig = self.facts.get("mig_profile")
-            return f"{self.facts.get('count') or '?'}x{product}" + (f" MIG {mig}" if mig else "")
+            return f"{self.facts.get('count') or '?'}x{product}" + (f" MIG {mig}" if mig and mig != "off" else "")
         model = re.sub(r"\((R|TM)\)|\b(CPU|Processor)\b|@.*", " ", str(self.facts.get("cpu_model") or "unknown CPU"))
         return f"{self.facts.get('cores') or '?'}-core {' '.join(model.split())}"
 
