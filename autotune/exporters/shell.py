@@ -1,0 +1,55 @@
+"""The export as a shell script that serves it: environment, one command, the evidence as comments."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from autotune.exporters.base import Export, ExportError
+
+ENVIRONMENT = {"native": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}}
+"""What must be set before an engine's process starts, as it was when the configuration was measured."""
+
+
+class Shell:
+    """One file, `serve.sh`, for sh: nothing in an export can end a comment or a quoted word."""
+
+    name = "shell"
+
+    def render(self, export: Export) -> dict[str, str]:
+        """See `Exporter`. Raises ExportError for a NUL character, which no command line can hold."""
+        words = ["autotune", "serve", "--engine", export.engine, "--model", export.folder]
+        for name, value in sorted(export.config.items()):
+            words += ["--set", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
+        if any("\0" in word for word in words):
+            raise ExportError("a shell script cannot hold the NUL character in this export; use --to json")
+        pairs = zip(words[2::2], words[3::2], strict=True)
+        command = " \\\n  ".join(["exec autotune serve", *(f"{flag} {shlex.quote(word)}" for flag, word in pairs)])
+        lines = ["#!/bin/sh", *(f"# {line}" for line in _evidence(export)), "set -eu"]
+        lines += [f"export {name}={value}" for name, value in ENVIRONMENT.get(export.engine, {}).items()]
+        return {"serve.sh": "\n".join(lines) + "\n" + command + ' "$@"\n'}
+
+
+def _evidence(export: Export) -> list[str]:
+    evidence = export.evidence
+    ratio = evidence.ratio
+    lines = [
+        f"Written by autotune {_safe(export.autotune)} for {_safe(export.model.get('name'))} "
+        f"on {_safe(export.hardware.get('label'))} ({_safe(export.hardware.get('key'))}).",
+        f"Verdict: {_safe(evidence.verdict)}. The best finalist has {_safe(evidence.metric)} ×{ratio.mean:.3f} of the "
+        f"default's (interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.n} blocks).",
+        *(["So the default stays, and is what this runs."] if evidence.verdict != "better" else []),
+        f"Workload {_safe(export.workload.get('name'))}, measured {_safe(evidence.measured_at)}, "
+        f"round {_safe(evidence.round)}.",
+    ]
+    for name, value in sorted(evidence.metrics.items()):
+        base = evidence.default_metrics.get(name)
+        lines.append(f"  {_safe(name)} {value:.6g}" + (f" (default {base:.6g})" if base is not None else ""))
+    return lines
+
+
+def _safe(text: Any) -> str:
+    """``text`` on one line of printable ASCII."""
+    shown = text if isinstance(text, str) else json.dumps(text)
+    return "".join(c if " " <= c <= "~" else c.encode("unicode_escape").decode() for c in shown)
