@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,39 +16,43 @@ Row = dict[str, Any]
 GROUPS = ("metrics", "config", "seconds", "hardware", "model", "workload", "engine", "objective", "counters")
 """Where a bare name is looked for, in this order, after the fields of the trial itself."""
 
+PLAIN = ("stage", "status", "reason", "counted", "block", "seed", "started_at", "ended_at", "config_key")
+
 ALIASES = {"gpu": "hardware", "cpu": "hardware", "trial": "id"}
 
 
-def flatten(trial: Trial, scenario: Scenario) -> Row:
-    """One row: the trial's own fields, names of its scenario, then ``group.name`` for every entry of each group."""
-    row: Row = {
-        "id": trial.id,
-        "hardware": scenario.hardware.label,
+def scenario_fields(scenario: Scenario) -> Row:
+    """What every trial of the scenario shares: names and keys, then ``group.name`` for each of its facts."""
+    machine = scenario.hardware
+    return {
+        "hardware": machine.label,
         "engine": scenario.engine,
         "model": scenario.model.get("name"),
         "workload": scenario.workload.get("name"),
         "objective": scenario.objective.get("name", scenario.objective.get("metric")),
+        "scenario_key": scenario.key,
+        "hardware_key": machine.key,
+        **_leaves("hardware", machine.facts),
+        **_leaves("model", scenario.model),
+        **_leaves("workload", scenario.workload),
+        **_leaves("engine", scenario.engine_build),
+        **_leaves("objective", scenario.objective),
     }
-    for name in ("stage", "status", "reason", "counted", "block", "seed", "started_at", "ended_at", "config_key"):
-        row[name] = getattr(trial, name)
-    row["scenario_key"] = trial.scenario_key
-    row["hardware_key"] = scenario.hardware.key
-    groups: dict[str, Mapping[str, Any]] = {
-        "metrics": trial.metrics,
-        "config": trial.config,
-        "seconds": trial.seconds,
-        "hardware": scenario.hardware.facts,
-        "model": scenario.model,
-        "workload": scenario.workload,
-        "engine": scenario.engine_build,
-        "objective": scenario.objective,
-        "counters": trial.counters,
-        "effective": trial.effective,
-        "provenance": trial.provenance,
+
+
+def flatten(trial: Trial, shared: Row) -> Row:
+    """One row: the trial's own fields, ``shared`` of its scenario, then ``group.name`` for each entry of a group."""
+    return {
+        "id": trial.id,
+        **{name: getattr(trial, name) for name in PLAIN},
+        **shared,
+        **_leaves("metrics", trial.metrics),
+        **_leaves("config", trial.config),
+        **_leaves("seconds", trial.seconds),
+        **_leaves("counters", trial.counters),
+        **_leaves("effective", trial.effective),
+        **_leaves("provenance", trial.provenance),
     }
-    for group, facts in groups.items():
-        row.update(_leaves(group, facts))
-    return row
 
 
 def resolve(name: str, known: Collection[str]) -> str:
@@ -62,11 +66,13 @@ def resolve(name: str, known: Collection[str]) -> str:
     raise QueryError(f"no trial has a field {name!r}{hint}")
 
 
-def _leaves(prefix: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _leaves(prefix: str, facts: Mapping[str, Any]) -> Row:
+    row = {}
     for name, value in facts.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(f"{prefix}.{name}", value)
-        elif isinstance(value, (list, tuple)):
-            yield f"{prefix}.{name}", canonical(value).decode()
+        if isinstance(value, dict):
+            row.update(_leaves(f"{prefix}.{name}", value))
+        elif isinstance(value, list):
+            row[f"{prefix}.{name}"] = canonical(value).decode()
         else:
-            yield f"{prefix}.{name}", value
+            row[f"{prefix}.{name}"] = value
+    return row

@@ -16,10 +16,10 @@ def shown(url: str) -> str:
 
 def explain(error: BaseException, url: str) -> StoreError:
     """The clear form of what the server said, on one line."""
-    said = " ".join(str(error).split())
-    return StoreError(
-        f"tuning database {shown(url)}: {said}; check the address given by --db, and that the server runs"
-    )
+    said = f"tuning database {shown(url)}: {' '.join(str(error).split())}"
+    if any(kind.__name__ == "OperationalError" for kind in type(error).__mro__):
+        return StoreError(f"{said}; check the address given by --db, and that the server runs")
+    return StoreError(said)
 
 
 def open_url(url: str, readonly: bool) -> Engine:

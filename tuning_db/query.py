@@ -13,7 +13,7 @@ from decimal import Decimal, DecimalException
 from typing import Any
 
 from tuning_db.errors import QueryError
-from tuning_db.fields import Row, flatten, resolve
+from tuning_db.fields import Row, flatten, resolve, scenario_fields
 from tuning_db.records import Scenario
 from tuning_db.store import Store
 
@@ -126,7 +126,8 @@ def select(
     rows = []
     for scenario in store.scenarios():
         if _is_wanted(scenario, only):
-            rows += [flatten(trial, scenario) for trial in store.trials(scenario.key, stage=stage, status=status)]
+            shared = scenario_fields(scenario)
+            rows += [flatten(trial, shared) for trial in store.trials(scenario.key, stage=stage, status=status)]
     rows.sort(key=lambda row: str(row["id"]))
     known = field_names(rows)
     if tree and rows:

@@ -13,6 +13,9 @@ from tuning_db.errors import BadValue
 from tuning_db.records import Hardware, Reference, Sample, Scenario, Trial
 from tuning_db.timelines import pack
 
+LONGEST_KEY = 80
+"""Characters of a key or of another indexed word; PostgreSQL cannot index words without a bound."""
+
 _ID = re.compile(r"[0-9a-f]{8,32}")
 Values = dict[str, Any]
 
@@ -50,6 +53,7 @@ def trial_row(trial: Trial) -> Values:
     if abs(trial.seed) >= 1 << 63 or abs(trial.block) >= 1 << 31:
         raise BadValue(f"trial {trial.id}: seed {trial.seed} or block {trial.block} is too large to store")
     name = f"trial {trial.id}: "
+    _short(name, scenario_key=trial.scenario_key, config_key=trial.config_key, stage=trial.stage)
     strict = ("scenario_key", "stage", "config", "config_key", "status", "block", "seed", "started_at", "ended_at")
     loose = ("reason", "effective", "counters", "provenance")
     return {
@@ -75,6 +79,7 @@ def samples_row(trial_id: str, samples: Sequence[Sample]) -> Values:
 
 def reference_row(reference: Reference, now: float) -> Values:
     """The ``reference_blobs`` row; ``now`` is a Unix time. Raises BadValue."""
+    _short("reference ", key=reference.key, kind=reference.kind)
     return {
         "key": _plain(reference.key, "reference.key"),
         "kind": _plain(reference.kind, "reference.kind"),
@@ -86,8 +91,7 @@ def reference_row(reference: Reference, now: float) -> Values:
 
 def trial_record(row: Row[Any]) -> Trial:
     """The trial of a row that holds the columns of ``trials``."""
-    names = Trial.__dataclass_fields__
-    values = {name: row._mapping[name] for name in names}
+    values = dict(row._mapping)
     for name in ("metrics", "seconds"):
         values[name] = {key: float(value) for key, value in values[name].items()}
     return Trial(**values)
@@ -97,6 +101,12 @@ def scenario_record(row: Row[Any]) -> Scenario:
     """The scenario of a row that holds the columns of ``scenarios`` and the kind, facts and host of ``hardware``."""
     machine = Hardware(row.kind, row.facts, row.host)
     return Scenario(machine, row.engine, row.engine_build, row.model, row.workload, row.objective)
+
+
+def _short(name: str, **words: str) -> None:
+    for field, word in words.items():
+        if len(word) > LONGEST_KEY:
+            raise BadValue(f"{name}{field} has {len(word)} characters; {LONGEST_KEY} are the most: {word[:40]!r}…")
 
 
 def _plain(value: object, path: str) -> Any:

@@ -176,6 +176,8 @@ class StoreContract:
             {"config": {"x": "\ud800"}},
             {"status": "o\x00k"},
             {"config": {1: "x"}},
+            {"config_key": "x" * 81},
+            {"stage": "x" * 5000},
         ],
     )
     def test_what_cannot_be_stored_is_refused_with_its_name(self, store: Store, change: dict[str, Any]) -> None:

@@ -6,9 +6,12 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 import sqlite3
+import tempfile
 import warnings
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 from contracts.store import make_samples, make_scenario, make_trial
@@ -134,17 +137,38 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, code):
         open_store(tmp_path / "tuning.db")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_readonly_file_and_folder(good):
-    good.chmod(0o400)
-    good.parent.chmod(0o500)
+def _open_both_ways(path, report):
+    """As a user who may only read: root drops to nobody, anyone else already is."""
+    if os.geteuid() == 0:
+        os.setuid(65534)
     try:
-        with pytest.raises(StoreError, match="--db"):
-            open_store(good)
-        with open_store(good, readonly=True) as store:
-            assert len(store.trials()) == 40
-    finally:
-        good.parent.chmod(0o700)
+        open_store(path)
+        report.send("opened for writing")
+    except StoreError as error:
+        report.send(str(error))
+    try:
+        with open_store(path, readonly=True) as store:
+            report.send(len(store.trials()))
+    except StoreError as error:
+        report.send(str(error))
+
+
+@pytest.mark.parametrize("folder_too", [False, True])
+def test_a_file_that_may_only_be_read(good, folder_too):
+    with tempfile.TemporaryDirectory() as place:  # not below tmp_path, which nobody else may enter
+        folder = Path(place)
+        shutil.copy(good, folder / "tuning.db")
+        (folder / "tuning.db").chmod(0o444)
+        folder.chmod(0o555 if folder_too else 0o777)
+        context = get_context("fork")
+        ours, theirs = context.Pipe()
+        reader = context.Process(target=_open_both_ways, args=(folder / "tuning.db", theirs))
+        reader.start()
+        refused, rows = ours.recv(), ours.recv()
+        reader.join()
+        folder.chmod(0o755)
+    assert "Permission denied" in refused and "--db" in refused
+    assert rows == 40
 
 
 def test_a_lock_that_is_never_given_back_ends_in_a_message(tmp_path, monkeypatch):
