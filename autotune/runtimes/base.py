@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from search_spaces import Config
 
 
+class RequestError(Exception):
+    """One request that the engine refused or broke off while it goes on serving others (an HTTP 500, say)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One request: ``prompt`` token ids in, at most ``max_tokens`` out. Temperature 0 is greedy."""
@@ -51,7 +55,10 @@ class Score:
 
 
 class Endpoint(Protocol):
-    """A configuration that is running. A failure of the engine raises `outcome.EngineError` from any method."""
+    """A configuration that is running.
+
+    A failure of the engine raises `outcome.EngineError` from any method; of one request only, `RequestError`.
+    """
 
     def stream(self, generation: Generation) -> AsyncIterator[Chunk]:
         """Generate; closing the iterator early aborts the request."""

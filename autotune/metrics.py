@@ -1,0 +1,232 @@
+"""Every metric, declared once, and how each is derived from request timelines. Knows nothing of how those were taken.
+
+Seconds, bytes and counts inside; units are for whoever prints. A figure that cannot be computed is absent, never zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+FASTEST = 1e6
+"""Output tokens a second above which a measurement is a fault of the clock or the stream, not a speed."""
+SLO_LIMITS = ("ttft", "tpot", "itl", "e2e")
+"""What an SLO may limit, in seconds a request; ``itl`` is the request's longest gap between two tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One request as the client saw it; all times are seconds since the run began.
+
+    ``token_times``: one per output token (tokens of one engine step share a time). ``error`` is empty for a request
+    that ended well; a failed one keeps the tokens it got, but its times are in no figure.
+    """
+
+    conversation: int
+    turn: int
+    prompt_tokens: int
+    output_tokens: int
+    sent: float
+    token_times: tuple[float, ...]
+    error: str = ""
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from sending to the first token; None if none came."""
+        return self.token_times[0] - self.sent if self.token_times else None
+
+    @property
+    def end(self) -> float | None:
+        """When the last token came; None if none came."""
+        return self.token_times[-1] if self.token_times else None
+
+    @property
+    def e2e(self) -> float | None:
+        """Seconds from sending to the last token; None if none came."""
+        return self.token_times[-1] - self.sent if self.token_times else None
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """Seconds between one token and the next."""
+        return tuple(b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False))
+
+    @property
+    def tpot(self) -> float | None:
+        """(e2e − ttft) / (tokens − 1), seconds a token after the first; None below two tokens."""
+        n = len(self.token_times)
+        return (self.token_times[-1] - self.token_times[0]) / (n - 1) if n > 1 else None
+
+    @property
+    def fault(self) -> str:
+        """Why this is no successful request: its error, or times that cannot be; empty if it is one."""
+        times = self.token_times
+        if self.error:
+            return self.error
+        if not times:
+            return "the stream ended without a token"
+        if len(times) != self.output_tokens:
+            return f"{self.output_tokens} output tokens but {len(times)} token times"
+        if not all(math.isfinite(t) for t in (self.sent, *times)):
+            return "a time is not finite"
+        if times[0] < self.sent or any(gap < 0 for gap in self.gaps):
+            return "a token came before the request, or before the token before it"
+        if times[-1] - self.sent < len(times) / FASTEST:
+            return f"{len(times)} tokens in {times[-1] - self.sent:.2g} s is faster than any engine"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """``better`` is ``lower``, ``higher`` or empty for a figure that only describes; ``format`` is a format spec."""
+
+    name: str
+    unit: str
+    better: str
+    format: str
+    sentence: str
+
+
+def _four(name: str, what: str) -> list[Metric]:
+    shapes = (("mean", "Mean"), ("p50", "Median"), ("p90", "90th percentile of the"), ("p99", "99th percentile of the"))
+    return [Metric(f"{name}_{suffix}", "s", "lower", ".4g", f"{words} {what}.") for suffix, words in shapes]
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        *_four("ttft", "time from sending a request to its first token"),
+        *_four("itl", "time between two tokens of a request, over all gaps"),
+        *_four("tpot", "time per output token after the first, over requests"),
+        *_four("e2e", "time from sending a request to its last token"),
+        *_four("task", "time from a conversation's first request to its last token")[:3],
+        Metric("tasks_per_min", "1/min", "higher", ".4g", "Conversations finished a minute."),
+        Metric("output_tok_s", "tok/s", "higher", ".4g", "Output tokens of good requests a second of the run."),
+        Metric("total_tok_s", "tok/s", "higher", ".4g", "Prompt and output tokens of good requests a second."),
+        Metric("requests_s", "1/s", "higher", ".4g", "Good requests a second of the run."),
+        Metric("goodput_req_s", "1/s", "higher", ".4g", "Good requests inside the SLO a second of the run."),
+        Metric("slo_fraction", "1", "higher", ".2%", "Share of all requests that are good and inside the SLO."),
+        Metric("failed_fraction", "1", "lower", ".2%", "Share of requests that failed or were cut off."),
+        Metric("requests", "1", "", ".0f", "Requests sent, failed ones included."),
+        Metric("wall_s", "s", "lower", ".4g", "Length of the run, first request to last token."),
+        Metric("engine_cpu_s", "s", "lower", ".4g", "CPU time that the engine spent on the run."),
+        Metric("client_cpu_fraction", "1", "lower", ".2%", "CPU time of the load generator a second of the run."),
+        Metric("peak_bytes", "B", "lower", ".4g", "The most memory that the engine held."),
+        Metric("weight_bytes", "B", "lower", ".4g", "Memory of the weights as stored."),
+        Metric("cache_bytes", "B", "lower", ".4g", "Memory of the KV cache and recurrent states."),
+        Metric("prefix_hit_rate", "1", "higher", ".2%", "Share of looked-up prompt tokens found in the prefix cache."),
+        Metric("preemptions", "1", "lower", ".0f", "Sequences put back because the cache ran out."),
+        Metric("kl_mean", "nat", "lower", ".4g", "Mean KL divergence a token from the full-width model."),
+        Metric("perplexity", "1", "lower", ".4g", "Perplexity on the held-out text."),
+        Metric("perplexity_ratio", "1", "lower", ".4f", "Perplexity relative to the full-width model's."),
+    )
+}
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The ``q``-th percentile (0–100) by linear interpolation between order statistics, as `numpy.percentile` does.
+
+    Rank (n − 1) q / 100 of the sorted values (Hyndman and Fan 1996, definition 7). Raises ValueError when empty.
+    """
+    if not values or not 0 <= q <= 100:
+        raise ValueError(f"a percentile needs values and 0 <= q <= 100, not {len(values)} values and q={q}")
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * q / 100
+    low = min(math.floor(rank), len(ordered) - 1)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+def derive(
+    timelines: Sequence[Timeline],
+    wall_seconds: float,
+    cpu_seconds: float | None = None,
+    slo: Mapping[str, float] | None = None,
+    counters: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """The metrics of one run, by name; only finite ones.
+
+    ``wall_seconds``: length of the run; ``cpu_seconds``: the client's own CPU time; ``slo``: {one of SLO_LIMITS:
+    seconds}; ``counters``: the engine's own counts. Failed requests count in ``failed_fraction`` and nowhere else.
+    """
+    good = [t for t in timelines if not t.fault]
+    found: dict[str, float | None] = {}
+    if timelines:
+        found |= {"requests": len(timelines), "failed_fraction": 1 - len(good) / len(timelines)}
+    tasks = _tasks(timelines)
+    families: dict[str, Sequence[float | None]] = {
+        "ttft": [t.ttft for t in good],
+        "itl": [gap for t in good for gap in t.gaps],
+        "tpot": [t.tpot for t in good],
+        "e2e": [t.e2e for t in good],
+        "task": tasks,
+    }
+    for name, values in families.items():
+        found |= _spread(name, values)
+    if math.isfinite(wall_seconds) and wall_seconds > 0:
+        found |= _rates(good, len(tasks), wall_seconds)
+        if cpu_seconds is not None:
+            found["client_cpu_fraction"] = cpu_seconds / wall_seconds
+        if slo and timelines:
+            inside = sum(meets(t, slo) for t in good)
+            found |= {"goodput_req_s": inside / wall_seconds, "slo_fraction": inside / len(timelines)}
+    found |= _counted(counters or {})
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def meets(timeline: Timeline, slo: Mapping[str, float]) -> bool:
+    """Whether a good request kept every limit; a figure that it has not (no second token) breaks none."""
+    figures = {
+        "ttft": timeline.ttft,
+        "tpot": timeline.tpot,
+        "itl": max(timeline.gaps, default=None),
+        "e2e": timeline.e2e,
+    }
+    return all(value is None or value <= slo[name] for name, value in figures.items() if name in slo)
+
+
+def _tasks(timelines: Sequence[Timeline]) -> list[float]:
+    """Seconds of each conversation whose every turn ended well."""
+    turns: dict[int, list[Timeline]] = {}
+    for timeline in timelines:
+        turns.setdefault(timeline.conversation, []).append(timeline)
+    return [
+        max(t.token_times[-1] for t in mine) - min(t.sent for t in mine)
+        for mine in turns.values()
+        if not any(t.fault for t in mine)
+    ]
+
+
+def _spread(name: str, values: Iterable[float | None]) -> dict[str, float | None]:
+    kept = [v for v in values if v is not None]
+    if not kept:
+        return {}
+    figures: dict[str, float | None] = {f"{name}_mean": math.fsum(kept) / len(kept)}
+    for q in (50, 90, 99):
+        if f"{name}_p{q}" in METRICS:
+            figures[f"{name}_p{q}"] = percentile(kept, q)
+    return figures
+
+
+def _rates(good: Sequence[Timeline], tasks: int, wall: float) -> dict[str, float | None]:
+    output = sum(t.output_tokens for t in good)
+    if output / wall > FASTEST:
+        return {}
+    figures: dict[str, float | None] = {"wall_s": wall}
+    if good:
+        figures["output_tok_s"] = output / wall
+        figures["total_tok_s"] = (output + sum(t.prompt_tokens for t in good)) / wall
+        figures["requests_s"] = len(good) / wall
+    if tasks:
+        figures["tasks_per_min"] = 60 * tasks / wall
+    return figures
+
+
+def _counted(counters: Mapping[str, float]) -> dict[str, float | None]:
+    figures: dict[str, float | None] = {"engine_cpu_s": counters.get("cpu_seconds")}
+    for name in ("peak_bytes", "weight_bytes", "cache_bytes", "preemptions"):
+        figures[name] = counters.get(name)
+    asked = counters.get("prefix_queries", 0)
+    if asked > 0:
+        figures["prefix_hit_rate"] = counters.get("prefix_hits", 0) / asked
+    return figures
