@@ -53,7 +53,9 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise ServeError(f"cannot serve on {host}:{port}: {error.strerror}; try --port 0 for a free one") from None
+        raise ServeError(
+            f"cannot serve on {host}:{port}: {error.strerror}; try --port 0, which takes a free one, or another --host"
+        ) from None
     return sock
 
 
