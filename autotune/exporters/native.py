@@ -26,12 +26,12 @@ def load_export(path: str | Path, model: str | Path | None = None) -> LLM:
 
 def launch(export: Export, model: str | Path | None = None) -> LLM:
     """Start an export; see `load_export`."""
-    folder = check_model(export, Path(model) if model is not None else Path(export.folder))
     if export.engine != "native":
         raise ExportError(
             f"this export is for engine {export.engine}, and only native ones run in Python; "
             "start its own server with `autotune export --to shell`"
         )
+    folder = check_model(export, Path(model) if model is not None else Path(export.folder))
     from autotune.runtimes.native.llm import LLM
 
     llm = LLM(folder, export.config)
@@ -59,17 +59,15 @@ def check_model(export: Export, folder: Path) -> Path:
 
 def check_effective(export: Export, effective: Mapping[str, Any]) -> None:
     """Raise ExportError unless the engine runs the configuration, and all else that it reported when measured."""
-    found = plain(effective)
-    wanted = {**plain(export.effective), **{k: v for k, v in plain(export.config).items() if k in found}}
-    if not export.effective:
-        found = {name: found[name] for name in wanted}
-    wrong = [
-        f"{name} is {found.get(name)!r} instead of {wanted.get(name)!r}"
-        for name in sorted(wanted.keys() | found.keys())
-        if name not in found or name not in wanted or found[name] != wanted[name]
-    ]
+    found, measured = plain(effective), plain(export.effective)
+    asked = {name: value for name, value in plain(export.config).items() if name in found}
+    wrong = {name: value for name, value in asked.items() if found[name] != value}
+    if measured:
+        names = measured.keys() | found.keys()
+        wrong |= {name: measured.get(name) for name in names if found.get(name) != measured.get(name)}
     if wrong:
+        parts = [f"{name} is {found.get(name)!r} instead of {wrong[name]!r}" for name in sorted(wrong)[:5]]
         raise ExportError(
-            f"the engine here does not run what was measured on {export.hardware.get('label')}: {'; '.join(wrong[:5])}"
+            f"the engine here does not run what was measured on {export.hardware.get('label')}: {'; '.join(parts)}"
             "; find what is best here with `autotune search`"
         )
