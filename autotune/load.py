@@ -44,6 +44,11 @@ class TimeLimit(EngineError):
         self.run = run
 
 
+def event_loop(endpoint: Endpoint) -> asyncio.AbstractEventLoop:
+    """A new loop to talk to ``endpoint`` in; its `time()` is the clock of `Chunk.at`."""
+    return endpoint.event_loop() if isinstance(endpoint, Simulated) else asyncio.new_event_loop()
+
+
 def drive(
     endpoint: Endpoint,
     workload: Workload,
@@ -56,7 +61,7 @@ def drive(
     Raises TimeLimit (an EngineError) after ``deadline_s`` seconds, and the engine's own EngineError as soon as one
     comes. A failed request is a Timeline with an error.
     """
-    loop = endpoint.event_loop() if isinstance(endpoint, Simulated) else asyncio.new_event_loop()
+    loop = event_loop(endpoint)
     # A task that ignored its cancellation is left behind below; its complaint when collected helps nobody.
     loop.set_exception_handler(lambda loop, context: None)
     cpu = time.process_time()
