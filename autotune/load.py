@@ -135,6 +135,7 @@ class _Log:
 
     def __init__(self, start: float) -> None:
         self.start = start
+        self.failed = False
         self.done: dict[tuple[int, int], Timeline] = {}
         self.open: dict[tuple[int, int], tuple[int, float, list[float]]] = {}
 
@@ -161,20 +162,31 @@ async def _converse(endpoint: Endpoint, conversation: Conversation, gate: asynci
     if wait > 0:
         await asyncio.sleep(wait)
     async with gate:
-        history: tuple[int, ...] = ()
-        broken = False
-        for index, turn in enumerate(conversation.turns):
-            history += turn.tokens
-            if broken:
-                log.send(conversation.id, index, len(history), loop.time())
-                log.close(conversation.id, index, SKIPPED)
-                continue
-            times = log.send(conversation.id, index, len(history), loop.time())
-            answer: list[int] = []
-            error = await _request(endpoint, Generation(history, turn.max_tokens), answer, times, log.start)
-            log.close(conversation.id, index, error)
-            broken = bool(log.done[conversation.id, index].fault)
-            history += tuple(answer)
+        if log.failed:
+            return
+        try:
+            await _turns(endpoint, conversation, log)
+        except BaseException:
+            # The gate opens now, and the next one must not ask an engine that is gone.
+            log.failed = True
+            raise
+
+
+async def _turns(endpoint: Endpoint, conversation: Conversation, log: _Log) -> None:
+    loop = asyncio.get_running_loop()
+    history: tuple[int, ...] = ()
+    broken = False
+    for index, turn in enumerate(conversation.turns):
+        history += turn.tokens
+        times = log.send(conversation.id, index, len(history), loop.time())
+        if broken:
+            log.close(conversation.id, index, SKIPPED)
+            continue
+        answer: list[int] = []
+        error = await _request(endpoint, Generation(history, turn.max_tokens), answer, times, log.start)
+        log.close(conversation.id, index, error)
+        broken = bool(log.done[conversation.id, index].fault)
+        history += tuple(answer)
 
 
 async def _request(

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 FASTEST = 1e6
 """Output tokens a second above which a measurement is a fault of the clock or the stream, not a speed."""
-SLO_LIMITS = ("ttft", "tpot", "itl", "e2e")
-"""What an SLO may limit, in seconds a request; ``itl`` is the request's longest gap between two tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +144,8 @@ def derive(
 ) -> dict[str, float]:
     """The metrics of one run, by name; only finite ones.
 
-    ``wall_seconds``: length of the run; ``cpu_seconds``: the client's own CPU time; ``slo``: {one of SLO_LIMITS:
-    seconds}; ``counters``: the engine's own counts. Failed requests count in ``failed_fraction`` and nowhere else.
+    ``wall_seconds``: length of the run; ``cpu_seconds``: the client's own CPU time; ``slo``: see `meets`;
+    ``counters``: the engine's own counts. Failed requests count in ``failed_fraction`` and nowhere else.
     """
     good = [t for t in timelines if not t.fault]
     found: dict[str, float | None] = {}
@@ -175,7 +173,10 @@ def derive(
 
 
 def meets(timeline: Timeline, slo: Mapping[str, float]) -> bool:
-    """Whether a good request kept every limit; a figure that it has not (no second token) breaks none."""
+    """Whether a good request kept every limit, in seconds: ttft, tpot, itl (its longest gap between tokens), e2e.
+
+    A figure that it has not (no second token) breaks none.
+    """
     figures = {
         "ttft": timeline.ttft,
         "tpot": timeline.tpot,

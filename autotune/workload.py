@@ -15,12 +15,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune.metrics import SLO_LIMITS
-
 KINDS = ("chat", "long", "shared", "task")
 HEAD = 8
 """First tokens of a conversation, drawn one by one, so that no two of any seed begin alike and a prefix cache that
 outlived a run finds nothing."""
+SLO_LIMITS = ("ttft", "tpot", "itl", "e2e")
+"""What an SLO may limit, in seconds a request; see `metrics.meets`."""
 RANGES = ("turns", "prompt", "output")
 LIMITS: Mapping[str, tuple[float, float]] = {
     "conversations": (1, 100_000),
@@ -66,7 +66,7 @@ class Workload:
     ``conversations`` of ``turns`` turns; each turn adds ``prompt`` new tokens and asks for ``output``; the first
     ``prefix`` tokens are the same in all. ``concurrency`` conversations are under way at once (closed loop), or, with
     it 0, they arrive at ``rate`` a second (Poisson). ``warmup`` conversations of other text run before measuring.
-    ``slo``: {one of `metrics.SLO_LIMITS`: seconds}, each per request.
+    ``slo``: {one of SLO_LIMITS: seconds}, each per request.
     """
 
     name: str

@@ -102,7 +102,9 @@ class RuntimeContract:
 
     def test_it_runs_what_was_asked(self, endpoint: Endpoint, config: Config) -> None:
         effective = endpoint.effective()
-        assert {k: effective[k] for k in config if k in effective} == {k: v for k, v in config.items() if k in effective}
+        assert {k: effective[k] for k in config if k in effective} == {
+            k: v for k, v in config.items() if k in effective
+        }
         assert any(name in effective for name in config)
 
     def test_counters_are_numbers_and_a_reset_keeps_it_alive(self, endpoint: Endpoint) -> None:
