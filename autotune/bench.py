@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotune import load
+from autotune import loadgen
 from autotune.metrics import Timeline, derive
 from autotune.outcome import EngineError, Outcome, Status
 from autotune.quality import TOP, Gate, Quality
@@ -58,10 +58,10 @@ class Bench:
         if wrong:
             return Outcome(Status.NOT_APPLIED, "the engine runs " + ", ".join(wrong), effective=effective)
         with clock.phase("warmup"):
-            load.drive(endpoint, self.workload, self._conversations(seed, warmup=True), self.deadline)
+            loadgen.drive(endpoint, self.workload, self._conversations(seed, warmup=True), self.deadline)
             endpoint.reset()
         with clock.phase("measure"):
-            run = load.drive(endpoint, self.workload, self._conversations(seed), self.deadline)
+            run = loadgen.drive(endpoint, self.workload, self._conversations(seed), self.deadline)
         counters = dict(endpoint.counters())
         metrics = derive(run.timelines, run.wall_seconds, run.cpu_seconds, self.workload.slo, counters)
         outcome = Outcome(Status.OK, "", metrics, run.timelines, {}, effective, counters)

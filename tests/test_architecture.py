@@ -20,7 +20,7 @@ LAYERS = (
     ("effects",),
     ("setting", "tune", "report", "exporters"),
     ("plan", "sampler", "pool", "bench"),
-    ("quality", "load", "stats"),
+    ("quality", "loadgen", "stats"),
     ("runtimes",),
     ("objective", "outcome"),
     ("hardware", "model", "workload", "metrics", "corpus"),

@@ -168,7 +168,7 @@ class FakeEndpoint:
         self._generated = 0
 
     def event_loop(self) -> asyncio.AbstractEventLoop:
-        """A loop whose seconds pass at once; see `load.Simulated`."""
+        """A loop whose seconds pass at once; see `loadgen.Simulated`."""
         return VirtualLoop()
 
     async def stream(self, generation: Generation) -> AsyncIterator[Chunk]:

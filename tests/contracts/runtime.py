@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.load import event_loop
+from autotune.loadgen import event_loop
 from autotune.outcome import EngineError, Status
 from autotune.runtimes.base import Chunk, Endpoint, Generation, Runtime
 from search_spaces import Config

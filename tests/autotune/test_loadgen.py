@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from autotune.load import CUT, SKIPPED, TimeLimit, drive
+from autotune.loadgen import CUT, SKIPPED, TimeLimit, drive
 from autotune.outcome import EngineError, Status
 from autotune.runtimes.base import Chunk, RequestError
 from autotune.runtimes.fake import VirtualLoop
@@ -192,3 +192,10 @@ def test_it_runs_in_real_time_on_an_endpoint_without_a_clock_of_its_own():
 
 def test_nothing_to_send_is_an_empty_run():
     assert go(Scripted(), []).timelines == ()
+
+
+def test_the_package_function_of_a_like_name_stays_a_function():
+    """A module `autotune.load` would replace `autotune.load(path)`, the way to run an export from Python."""
+    import autotune
+
+    assert callable(autotune.load)
