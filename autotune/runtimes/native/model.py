@@ -1,0 +1,194 @@
+"""The decoder: layers built from a checkpoint at given widths, run over one prefill segment or one decode step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.runtimes.native import hyper, kda
+from autotune.runtimes.native.attention import LatentAttention, Places
+from autotune.runtimes.native.cache import LatentPool, Snapshot, StatePool
+from autotune.runtimes.native.config import ModelConfig
+from autotune.runtimes.native.moe import MLP, MoE
+from autotune.runtimes.native.quant.linear import Embedding, Linear, Wide, make_linear
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """How weights are stored: bits by ``<layer>.<group>``, and what the widths' definitions need."""
+
+    bits: Mapping[str, int]
+    group: int = 64
+    activations: str = "weight_only"
+    compute: str = "fp32"
+
+    def linear(self, key: str, weight: Tensor) -> Linear:
+        return make_linear(weight, self.bits[key], self.compute, self.group, self.activations)
+
+    def wide(self, weight: Tensor) -> Linear:
+        return Wide(weight, self.compute)
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The hot pieces that a graph policy may replace by compiled ones."""
+
+    read: Any = hyper.read
+    write: Any = hyper.write
+    step: Any = kda.step
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Q new tokens of one sequence whose state is in ``slot``; ``borders`` are the counts of new tokens after which
+    the recurrent state is copied out, ascending multiples of the chunk."""
+
+    slot: int
+    places: Places
+    borders: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One new token of each of Q sequences; ``slots`` [Q] are their states."""
+
+    slots: Tensor
+    places: Places
+
+
+class LinearAttention:
+    """Kimi delta attention of one layer over a pool of states."""
+
+    def __init__(self, config: ModelConfig, parts: dict[str, Linear], small: dict[str, Tensor], chunk: int) -> None:
+        self.config, self.parts, self.small, self.chunk = config, parts, small, chunk
+        self.shape = (-1, config.linear_num_heads, config.linear_head_dim)
+        self.pool: StatePool | None = None
+        self.step: Any = kda.step
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """qkv before the convolution [T, 3·H·d], log decay [T, H, d], β [T, H], output gate [T, H, d]."""
+        size, heads = self.config.linear_head_dim, self.config.linear_num_heads
+        forget, gate, beta = self.parts["gates"](x).split([size, size, heads], -1)
+        raw = (self.parts["f_b"](forget) + self.small["dt_bias"]).view(self.shape)
+        decay = self.config.linear_lower_bound * torch.sigmoid(self.small["rate"] * raw)
+        return self.parts["qkv"](x), decay, beta.sigmoid(), self.parts["g_b"](gate).view(self.shape)
+
+    def _finish(self, out: Tensor, gate: Tensor) -> Tensor:
+        normed = hyper.rms(out, self.config.rms_norm_eps) * self.small["o_norm"] * gate.sigmoid()
+        return self.parts["o"](normed.flatten(1))
+
+    def decode(self, x: Tensor, at: Step) -> Tensor:
+        assert self.pool is not None
+        qkv, decay, beta, gate = self._project(x)
+        window = torch.cat([self.pool.conv[at.slots], qkv[:, None]], 1)
+        mixed = torch.nn.functional.silu((window * self.small["taps"]).sum(1)).view(len(x), 3, *self.shape[1:])
+        self.pool.conv[at.slots] = window[:, 1:]
+        state = self.pool.state[at.slots].float()
+        out, state = self.step(mixed[:, 0], mixed[:, 1], mixed[:, 2], decay, beta, state)
+        self.pool.state[at.slots] = state.to(self.pool.state.dtype)
+        return self._finish(out, gate)
+
+    def prefill(self, x: Tensor, at: Segment) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """[T, D] → [T, D] and (conv, state) after each of the segment's borders."""
+        assert self.pool is not None
+        qkv, decay, beta, gate = self._project(x)
+        mixed, padded = kda.convolve(qkv, self.pool.conv[at.slot], self.small["taps"])
+        mixed = mixed.view(len(x), 3, *self.shape[1:])
+        before = self.pool.state[at.slot].float()
+        out, states = kda.prefill(mixed[:, 0], mixed[:, 1], mixed[:, 2], decay, beta, before, self.chunk)
+        kept = self.config.linear_conv_kernel_dim - 1
+        self.pool.conv[at.slot] = padded[len(padded) - kept :]
+        self.pool.state[at.slot] = states[-1].to(self.pool.state.dtype)
+        copies = [
+            (padded[border : border + kept].clone(), states[border // self.chunk - 1].to(self.pool.state.dtype))
+            for border in at.borders
+        ]
+        return self._finish(out, gate), copies
+
+
+class Layer:
+    """One decoder layer: attention and feed-forward, each read from and written to the residual streams."""
+
+    def __init__(self, attention: LinearAttention | LatentAttention, mlp: MLP | MoE, hc: Sequence[Any]) -> None:
+        self.attention, self.mlp, self.hc = attention, mlp, hc
+
+
+class Decoder:
+    """Token ids in, fp32 logits out. Pools are attached by `attach`; nothing here decides who runs when."""
+
+    def __init__(
+        self, config: ModelConfig, embed: Embedding, layers: list[Layer], norm: Tensor, head: Linear, ops: Ops
+    ) -> None:
+        self.config, self.embed, self.layers, self.norm, self.head, self.ops = config, embed, layers, norm, head, ops
+
+    def attach(self, tokens: int, slots: int, kv_dtype: str, state_dtype: str) -> None:
+        """Allocate the pools: ``tokens`` latents a sparse layer, ``slots`` states a linear one."""
+        for layer in self.layers:
+            if isinstance(layer.attention, LinearAttention):
+                layer.attention.pool = StatePool(self.config, slots, state_dtype)
+            else:
+                layer.attention.pool = LatentPool(self.config, tokens, kv_dtype)
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(layer.attention.pool.nbytes for layer in self.layers if layer.attention.pool is not None)
+
+    def linear_layers(self) -> list[LinearAttention]:
+        return [layer.attention for layer in self.layers if isinstance(layer.attention, LinearAttention)]
+
+    def clear_state(self, slot: int) -> None:
+        for attention in self.linear_layers():
+            assert attention.pool is not None
+            attention.pool.conv[slot] = 0
+            attention.pool.state[slot] = 0
+
+    def save_state(self, slot: int) -> Snapshot:
+        pools = [attention.pool for attention in self.linear_layers()]
+        return Snapshot(tuple((p.conv[slot].clone(), p.state[slot].clone()) for p in pools if p is not None))
+
+    def load_state(self, slot: int, snapshot: Snapshot) -> None:
+        for attention, (conv, state) in zip(self.linear_layers(), snapshot.layers, strict=True):
+            assert attention.pool is not None
+            attention.pool.conv[slot], attention.pool.state[slot] = conv, state
+
+    def prefill(self, ids: Tensor, at: Segment, every: bool = False) -> tuple[Tensor, list[Snapshot]]:
+        """Logits [V] after the segment (or [T, V] with ``every``), and the snapshots at its borders."""
+        copies: list[list[tuple[Tensor, Tensor]]] = []
+
+        def attend(attention: LinearAttention | LatentAttention, x: Tensor) -> Tensor:
+            if isinstance(attention, LatentAttention):
+                return attention(x, at.places)
+            out, states = attention.prefill(x, at)
+            copies.append(states)
+            return out
+
+        hidden = self._run(ids, attend)
+        logits = self._logits(hidden if every else hidden[-1:])
+        return logits if every else logits[0], [Snapshot(parts) for parts in zip(*copies, strict=True)]
+
+    def decode(self, ids: Tensor, at: Step) -> Tensor:
+        """Logits [Q, V] after one token of each sequence."""
+
+        def attend(attention: LinearAttention | LatentAttention, x: Tensor) -> Tensor:
+            return attention(x, at.places) if isinstance(attention, LatentAttention) else attention.decode(x, at)
+
+        return self._logits(self._run(ids, attend))
+
+    def _run(self, ids: Tensor, attend: Any) -> Tensor:
+        read, write = self.ops.read, self.ops.write
+        streams = self.embed(ids)[:, None].expand(-1, self.config.hc_mult, -1).contiguous()
+        for layer in self.layers:
+            first, second = layer.hc
+            x, post, mix = read(streams, *first)
+            streams = write(streams, attend(layer.attention, x), post, mix)
+            x, post, mix = read(streams, *second)
+            streams = write(streams, layer.mlp(x), post, mix)
+        return streams.mean(1)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hyper.rms(hidden, self.config.rms_norm_eps) * self.norm)
+

@@ -1,0 +1,53 @@
+"""Feed-forward layers: the clamped SwiGLU, the fp32 sigmoid router, and routed experts with packed weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autotune.runtimes.native.quant.linear import Linear
+
+
+def gated(gate_up: Tensor, limit: float) -> Tensor:
+    """silu(min(gate, limit)) · clamp(up, ±limit) of [T, 2·n]."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+
+
+class MLP:
+    """Gate and up in one product, then down."""
+
+    def __init__(self, gate_up: Linear, down: Linear, limit: float) -> None:
+        self.gate_up, self.down, self.limit = gate_up, down, limit
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(gated(self.gate_up(x), self.limit))
+
+
+class MoE:
+    """Top-k routed experts plus a shared one. ``router`` [E, D] and ``bias`` [E] stay fp32; the bias only chooses."""
+
+    def __init__(
+        self, router: Tensor, bias: Tensor, experts: list[MLP], shared: MLP, top_k: int, scaling: float
+    ) -> None:
+        self.router, self.bias, self.experts, self.shared = router, bias, experts, shared
+        self.top_k, self.scaling = top_k, scaling
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scores = F.linear(x, self.router).sigmoid()
+        chosen = (scores + self.bias).topk(self.top_k, -1, sorted=False).indices
+        weights = scores.gather(1, chosen)
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * self.scaling
+        out = self.shared(x)
+        if len(x) == 1:
+            for expert, weight in zip(chosen[0].tolist(), weights[0].unbind(), strict=True):
+                out = torch.addcmul(out, self.experts[expert](x), weight)
+            return out
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        token = order // self.top_k
+        counts = torch.bincount(flat, minlength=len(self.experts)).tolist()
+        parts = [expert(rows) for expert, rows in zip(self.experts, x[token].split(counts), strict=True) if len(rows)]
+        routed = torch.cat(parts) * weights.flatten()[order, None]
+        return out.index_add(0, token, routed)

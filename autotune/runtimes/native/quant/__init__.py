@@ -1,0 +1,1 @@
+"""Weights as they are really stored, and the products that read them."""
