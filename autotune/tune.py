@@ -16,7 +16,7 @@ from autotune.objective import Objective
 from autotune.outcome import Outcome, Status
 from autotune.sampler import Sampler
 from search_spaces import Config
-from tuning_db import Sample, Store, Trial, new_id
+from tuning_db import Sample, Store, Trial, host_digest, new_id
 
 FREE_LIMIT = 20
 """Endings in a row that say nothing about a configuration (port taken, device busy) before the study gives up."""
@@ -138,15 +138,15 @@ class Tuner:
             random.Random(f"{self.study.seed}/{block}").shuffle(order)
             for config in order:
                 if config.key not in have:
-                    yield self._repeat(stage, config, block, name)
+                    yield self._repeat(stage, config, block, {"round": name, "default": contenders[0].key})
 
-    def _repeat(self, stage: str, config: Config, block: int, name: str) -> Trial:
+    def _repeat(self, stage: str, config: Config, block: int, about: Mapping[str, str]) -> Trial:
         for _ in range(3):
             outcome = self.bench.measure(config, self.study.seed + block, name=f"{config.key[3:11]}-{block}")
             if outcome.counted:
                 break
         trial = self._trial(stage, config, outcome, block, 0.0)
-        trial = replace(trial, provenance={**trial.provenance, "round": name})
+        trial = replace(trial, provenance={**trial.provenance, **about})
         self.store.add(trial, _samples(trial.id, outcome))
         return trial
 
@@ -218,7 +218,7 @@ class Tuner:
             seed=self.study.seed + block,
             started_at=ended - sum(outcome.seconds.values()),
             ended_at=ended,
-            provenance={"autotune": __version__, "pid": os.getpid()},
+            provenance={"autotune": __version__, "host": host_digest(), "pid": os.getpid()},
             counted=outcome.counted,
         )
 

@@ -65,7 +65,7 @@ def search(file: Path | None, dry_run: bool, form: str, **flags: Any) -> None:
 
 def _run(plan: Plan, form: str) -> None:
     with study_of(plan) as (tuner, setting):
-        _announce(setting, tuner.store.url)
+        _announce(setting, tuner.store.where)
         _draw(tuner, setting)
         _report(tuner.result(), setting, form)
 

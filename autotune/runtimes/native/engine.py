@@ -1,0 +1,230 @@
+"""The step loop: requests in, tokens out, over one decoder, one cache and one scheduler. Knows no process and no text."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Hashable, Mapping
+from collections.abc import Sequence as Ids
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autotune.runtimes.base import Score
+from autotune.runtimes.native import graphs
+from autotune.runtimes.native.build import build_decoder
+from autotune.runtimes.native.cache import Blocks
+from autotune.runtimes.native.config import read_config
+from autotune.runtimes.native.model import Segment, Step, Widths
+from autotune.runtimes.native.scheduler import Scheduler, Sequence, places, step_places
+from autotune.runtimes.native.weights import Checkpoint
+from search_spaces import Value, bits
+
+Event = tuple[Hashable, tuple[int, ...], str | None]
+SCORE_ROWS = 256
+"""Positions whose whole distribution is held at once while scoring."""
+
+
+class Engine:
+    """A checkpoint under one complete configuration (see `search_spaces.native`), in this process.
+
+    Raises CheckpointError for a folder that cannot be loaded.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Value]) -> None:
+        start = time.monotonic()
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(int(config["threads"]))
+        self.knobs, self.model = dict(config), read_config(folder)
+        self.widths = Widths(
+            bits.vector(config, self.model.mlps),
+            int(config.get("bits_group_size", 64)),
+            str(config.get("activations", "weight_only")),
+            str(config["compute"]),
+        )
+        self.graphs = graphs.policy(str(config["graphs"]))
+        self.decoder = build_decoder(
+            self.model, Checkpoint(folder), self.widths, str(config["attention"]), int(config["kda_chunk"]),
+            self.graphs.ops,
+        )  # fmt: skip
+        size = int(config["block_size"])
+        self.blocks = Blocks(int(config["kv_tokens"]) // size, size, bool(config["prefix_reuse"]))
+        self.scheduler = Scheduler(self.blocks, int(config["max_seqs"]), int(config["token_budget"]))
+        # One slot more than sequences, for scoring beside them.
+        self.decoder.attach(
+            self.blocks.count * size, self.scheduler.max_seqs + 1, str(config["kv_dtype"]), str(config["state_dtype"])
+        )
+        self.stride = max(size, int(config["kda_chunk"]))
+        self.load_seconds = time.monotonic() - start
+        self.graphs.warm(self)
+        self._began = time.process_time()
+        self._steps = {"prefill_tokens": 0, "decode_tokens": 0, "steps": 0}
+
+    def add(
+        self,
+        request_id: Hashable,
+        prompt_ids: Ids[int],
+        max_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+        ignore_eos: bool = False,
+    ) -> None:
+        """Queue a request. Raises ValueError for one that can never run."""
+        prompt = [int(token) for token in prompt_ids]
+        if not prompt or max_tokens < 1:
+            raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
+        wrong = next((t for t in prompt if not 0 <= t < self.model.vocab_size), None)
+        if wrong is not None:
+            raise ValueError(f"token {wrong} is outside the vocabulary of {self.model.vocab_size}")
+        room = self.blocks.count * self.blocks.size
+        if len(prompt) + max_tokens > room:
+            raise ValueError(f"{len(prompt)} + {max_tokens} tokens do not fit the cache of {room} (knob kv_tokens)")
+        self.scheduler.add(Sequence(request_id, prompt, len(prompt), max_tokens, temperature, seed, ignore_eos))
+
+    def step(self) -> list[Event]:
+        """One batch of decode and then prefill within the token budget; what each request got from it."""
+        events: list[Event] = []
+        decodes = self.scheduler.decodes()
+        if decodes:
+            events += self._decode(decodes)
+        for sequence, count in self.scheduler.prefills(self.scheduler.token_budget - len(decodes)):
+            events += self._prefill(sequence, count)
+        self._steps["steps"] += 1
+        return events
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def abort(self, request_id: Hashable) -> None:
+        """Forget a request; unknown ones are ignored."""
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            if sequence.id == request_id:
+                self.scheduler.finish(sequence)
+
+    def reset(self) -> None:
+        """Forget kept prefixes and counts."""
+        self.blocks.clear()
+        self._began = time.process_time()
+        self._steps = dict.fromkeys(self._steps, 0)
+
+    def _decode(self, sequences: list[Sequence]) -> list[Event]:
+        ids = torch.tensor([s.tokens[-1] for s in sequences])
+        at = Step(torch.tensor([s.slot for s in sequences]), step_places(sequences, self.blocks.size))
+        logits = self.graphs.decode(self.decoder, ids, at)
+        self._steps["decode_tokens"] += len(sequences)
+        for sequence in sequences:
+            sequence.done += 1
+            if self.blocks.reuse and sequence.done % self.stride == 0:
+                self._remember(sequence)
+        greedy = logits.argmax(-1).tolist()
+        return [self._emit(s, logits[i], greedy[i]) for i, s in enumerate(sequences)]
+
+    def _prefill(self, sequence: Sequence, count: int) -> list[Event]:
+        start = sequence.done
+        if start == 0:
+            self.decoder.clear_state(sequence.slot)
+        elif sequence.restore is not None:
+            self.decoder.load_state(sequence.slot, sequence.restore)
+            sequence.restore = None
+        ids = torch.tensor(sequence.tokens[start : start + count])
+        at = Segment(sequence.slot, places(sequence.blocks, self.blocks.size, start, count), self._borders(start, count))
+        logits, snapshots = self.decoder.prefill(ids, at)
+        sequence.done += count
+        self._steps["prefill_tokens"] += count
+        if self.blocks.reuse:
+            self.blocks.keep(sequence.blocks, sequence.tokens[: sequence.done])
+            for border, snapshot in zip(at.borders, snapshots, strict=False):
+                self.blocks.snapshot(sequence.tokens[: start + border], snapshot)
+        if sequence.done < len(sequence.tokens):
+            return []
+        return [self._emit(sequence, logits, int(logits.argmax()))]
+
+    def _borders(self, start: int, count: int) -> tuple[int, ...]:
+        """New-token counts after which the state is worth a snapshot: block borders that are chunk borders too."""
+        if not self.blocks.reuse or start % self.blocks.size:
+            return ()
+        chunk = int(self.knobs["kda_chunk"])
+        return tuple(n for n in range(chunk, count + 1, chunk) if (start + n) % self.blocks.size == 0)
+
+    def _remember(self, sequence: Sequence) -> None:
+        tokens = sequence.tokens[: sequence.done]
+        self.blocks.keep(sequence.blocks, tokens)
+        self.blocks.snapshot(tokens, self.decoder.save_state(sequence.slot))
+
+    def _emit(self, sequence: Sequence, logits: Tensor, greedy: int) -> Event:
+        token = greedy if sequence.temperature <= 0 else _draw(logits, sequence)
+        sequence.tokens.append(token)
+        finish = None
+        if not sequence.ignore_eos and token in self.model.eos:
+            finish = "stop"
+        elif sequence.produced >= sequence.max_tokens:
+            finish = "length"
+        if finish:
+            self.scheduler.finish(sequence)
+        return sequence.id, (token,), finish
+
+    def score(self, sequences: Ids[Ids[int]], top: int) -> list[Score]:
+        """Teacher-forced scores, through the same kernels, widths and cache types as generation.
+
+        Must not be called while requests run: it needs the whole cache for itself.
+        """
+        if self.busy:
+            raise RuntimeError("score needs an idle engine; wait for the running requests")
+        return [self._score(list(ids), min(top, self.model.vocab_size)) for ids in sequences]
+
+    def _score(self, ids: list[int], top: int) -> Score:
+        room = self.blocks.count * self.blocks.size
+        if not 2 <= len(ids) <= room:
+            raise ValueError(f"a scored sequence needs 2 to {room} tokens, not {len(ids)}")
+        slot, rows = self.scheduler.max_seqs, []
+        blocks = [b for b in (self.blocks.take() for _ in range(-(-len(ids) // self.blocks.size))) if b is not None]
+        self.decoder.clear_state(slot)
+        try:
+            for start in range(0, len(ids) - 1, SCORE_ROWS):
+                count = min(SCORE_ROWS, len(ids) - 1 - start)
+                at = Segment(slot, places(blocks, self.blocks.size, start, count))
+                logits, _ = self.decoder.prefill(torch.tensor(ids[start : start + count]), at, every=True)
+                logs = logits.log_softmax(-1)
+                actual = logs.gather(1, torch.tensor(ids[start + 1 : start + count + 1])[:, None])[:, 0]
+                best = logs.topk(top, -1)
+                rows.append((actual.numpy(), best.indices.to(torch.int32).numpy(), best.values.numpy()))
+        finally:
+            self.blocks.release(blocks)
+        return Score(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
+
+    def effective(self) -> dict[str, Any]:
+        """The knobs read back from the live parts, and what was really stored where."""
+        from autotune.runtimes.native.inspect import effective
+
+        return effective(self)
+
+    def counters(self) -> dict[str, float]:
+        """Counts since the last reset, bytes, and seconds of loading and compiling."""
+        from autotune.runtimes.native.inspect import weight_bytes
+
+        counts, size = self.blocks.counts, self.blocks.size
+        return {
+            **{name: float(value) for name, value in self._steps.items()},
+            "prefix_queries": float(counts.queries),
+            "prefix_hits": float(counts.hits),
+            "evictions": float(counts.evictions),
+            "preemptions": float(counts.preemptions),
+            "kv_peak_tokens": float(counts.peak_blocks * size),
+            "weight_bytes": float(sum(weight_bytes(self.decoder).values())),
+            "cache_bytes": float(self.decoder.cache_bytes),
+            "peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+            "cpu_seconds": time.process_time() - self._began,
+            "load_seconds": self.load_seconds,
+            "compile_seconds": self.graphs.seconds,
+        }
+
+
+def _draw(logits: Tensor, sequence: Sequence) -> int:
+    """A token at the sequence's temperature; the draw depends only on its seed and position, never on the batch."""
+    source = torch.Generator().manual_seed(sequence.seed * 1_000_003 + sequence.produced)
+    weights = (logits / sequence.temperature).softmax(-1)
+    return int(torch.multinomial(weights, 1, generator=source))

@@ -1,0 +1,83 @@
+"""What an engine really runs, read back from its live parts rather than from the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autotune.runtimes.native.attention import LatentAttention
+from autotune.runtimes.native.model import Decoder, LinearAttention
+from autotune.runtimes.native.moe import MLP
+from autotune.runtimes.native.quant.linear import Linear, Wide
+
+if TYPE_CHECKING:
+    from autotune.runtimes.native.engine import Engine
+
+KERNEL_BITS = {"fp32": 16, "bf16": 16, "int8": 8, "int8_both": 8, "int4": 4}
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
+
+
+def packed(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
+    """(``<layer>.<group>``, weight) of everything that a width applies to."""
+    for index, layer in enumerate(decoder.layers):
+        names = ("qkv", "o") if isinstance(layer.attention, LinearAttention) else ("a", "q_b", "o")
+        for name in names:
+            yield f"{index}.attention", layer.attention.parts[name]
+        groups = {"dense": [layer.mlp]} if isinstance(layer.mlp, MLP) else {}
+        if not isinstance(layer.mlp, MLP):
+            groups = {"experts": layer.mlp.experts, "shared": [layer.mlp.shared]}
+        for group, mlps in groups.items():
+            for mlp in mlps:
+                yield f"{index}.{group}", mlp.gate_up
+                yield f"{index}.{group}", mlp.down
+    yield "lm_head", decoder.head
+
+
+def weight_bytes(decoder: Decoder) -> dict[str, int]:
+    """Bytes held by each group of quantizable weights and by the embedding."""
+    found = {"embedding": decoder.embed.nbytes}
+    for key, linear in packed(decoder):
+        group = key.split(".")[-1]
+        found[group] = found.get(group, 0) + linear.nbytes
+    return found
+
+
+def effective(engine: Engine) -> dict[str, Any]:
+    """Knobs as they run. A width that a weight's shape did not allow shows in ``bits_stored``, not in its knob."""
+    decoder, config = engine.decoder, dict(engine.knobs)
+    linear = next((a for layer in decoder.layers if isinstance(a := layer.attention, LinearAttention)), None)
+    latent = next((a for layer in decoder.layers if isinstance(a := layer.attention, LatentAttention)), None)
+    kernels = {weight.kernel for _, weight in packed(decoder)}
+    if latent is not None and latent.pool is not None:
+        config["attention"] = latent.form
+        config["kv_dtype"] = NAMES[latent.pool.latent.dtype]
+    if linear is not None and linear.pool is not None:
+        config["kda_chunk"] = linear.chunk
+        config["state_dtype"] = NAMES[linear.pool.state.dtype]
+    wide = {weight.kernel for _, weight in packed(decoder) if isinstance(weight, Wide)}
+    if wide:
+        config["compute"] = wide.pop()
+    if "activations" in config and kernels & {"int8", "int8_both"}:
+        config["activations"] = "int8_tensor" if "int8_both" in kernels else "weight_only"
+    config |= {
+        "graphs": engine.graphs.name,
+        "prefix_reuse": engine.blocks.reuse,
+        "block_size": engine.blocks.size,
+        "kv_tokens": engine.blocks.count * engine.blocks.size,
+        "max_seqs": engine.scheduler.max_seqs,
+        "token_budget": engine.scheduler.token_budget,
+        "threads": torch.get_num_threads(),
+        "kernels": ",".join(sorted(kernels)),
+        "bits_stored": _stored(decoder),
+    }
+    return config
+
+
+def _stored(decoder: Decoder) -> dict[str, int]:
+    """The widest width really stored of each layer's group."""
+    found = {"embedding": decoder.embed.bits}
+    for key, linear in packed(decoder):
+        found[key] = max(found.get(key, 0), KERNEL_BITS[linear.kernel])
+    return found

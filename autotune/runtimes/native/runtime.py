@@ -1,0 +1,214 @@
+"""The native engine as a `Runtime`: one child process a launch, spoken to over a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from autotune.outcome import EngineError, Status
+from autotune.runtimes.base import Chunk, Generation, RequestError, Score
+from autotune.runtimes.native.zygote import Child, zygote
+from search_spaces import Config
+
+LAUNCH_SECONDS = 600.0
+CALL_SECONDS = 600.0
+TAIL = 2000
+"""Characters of a log that an error carries."""
+
+
+class NativeRuntime:
+    """Launches `engine.Engine` on one checkpoint folder."""
+
+    name = "native"
+
+    def __init__(self, folder: Path, launch_seconds: float = LAUNCH_SECONDS) -> None:
+        self.folder, self.launch_seconds = folder, launch_seconds
+
+    def version(self) -> Mapping[str, str]:
+        """The engine's own source digest, and the torch that multiplies."""
+        digest = hashlib.sha256()
+        for path in sorted(Path(__file__).parent.rglob("*.py")):
+            digest.update(path.read_bytes())
+        return {"source": digest.hexdigest()[:16], "torch": metadata.version("torch")}
+
+    def capabilities(self) -> Mapping[str, Any]:
+        return {"devices": 1, "cuda": False, "cores": len(os.sched_getaffinity(0)), "refused": self._refused}
+
+    @cached_property
+    def _refused(self) -> Mapping[str, str]:
+        child = zygote().spawn(Path(os.devnull), self.folder, {})
+        try:
+            found: Mapping[str, str] = _receive(child, time.monotonic() + 120)[1]
+            return found
+        finally:
+            child.end()
+
+    def command(self, config: Config) -> list[str]:
+        """The server that runs this configuration outside the tuner, from an export file."""
+        return ["autotune", "serve", "best.json"]
+
+    @contextmanager
+    def launch(self, config: Config, log: Path) -> Iterator[NativeEndpoint]:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        child = zygote().spawn(log, self.folder, dict(config))
+        endpoint = NativeEndpoint(child, log)
+        try:
+            endpoint.start(self.launch_seconds)
+            yield endpoint
+        finally:
+            child.end()
+
+
+class NativeEndpoint:
+    """A running child. One event loop at a time may stream from it."""
+
+    def __init__(self, child: Child, log: Path) -> None:
+        self._child, self._log = child, log
+        self._next = 0
+        self._queues: dict[int, asyncio.Queue[Chunk | Exception]] = {}
+        self._results: dict[int, Any] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._effective: Mapping[str, Any] = {}
+        self._failure: EngineError | None = None
+
+    def start(self, seconds: float) -> None:
+        """Wait until the engine is ready. Raises EngineError(phase="launch")."""
+        message = self._read(time.monotonic() + seconds, "launch")
+        if message[0] == "failed":
+            raise EngineError(Status(message[1]), "launch", message[2], self._tail())
+        self._effective = message[1]
+
+    async def stream(self, generation: Generation) -> AsyncIterator[Chunk]:
+        self._check()
+        self._attach()
+        number, queue = self._number(), asyncio.Queue[Chunk | Exception]()
+        self._queues[number] = queue
+        finished = False
+        try:
+            g = generation
+            self._send("add", number, g.prompt, g.max_tokens, g.temperature, g.seed, g.ignore_eos)
+            while not finished:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    finished = True
+                    raise item
+                finished = item.finish is not None
+                yield item
+        finally:
+            del self._queues[number]
+            if not finished and self._failure is None:
+                self._send("abort", number)
+
+    def score(self, sequences: Sequence[Sequence[int]], top: int) -> list[Score]:
+        found: list[Score] = self._call("score", [list(s) for s in sequences], top)
+        return found
+
+    def effective(self) -> Mapping[str, Any]:
+        return self._effective
+
+    def counters(self) -> Mapping[str, float]:
+        found: Mapping[str, float] = self._call("counters")
+        return found
+
+    def reset(self) -> None:
+        self._call("reset")
+
+    def _call(self, name: str, *args: Any) -> Any:
+        self._check()
+        number, end = self._number(), time.monotonic() + CALL_SECONDS
+        self._send("call", number, name, *args)
+        while number not in self._results:
+            self._take(self._read(end, name))
+            self._check()
+        return self._results.pop(number)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _send(self, *message: Any) -> None:
+        try:
+            self._child.pipe.send(message)
+        except OSError:
+            self._fail(self._death("measure"))
+            self._check()
+
+    def _read(self, end: float, phase: str) -> tuple[Any, ...]:
+        try:
+            return _receive(self._child, end)
+        except TimeoutError:
+            self._child.end()
+            raise EngineError(Status.TIMEOUT, phase, "the engine gave no answer in time", self._tail()) from None
+        except (EOFError, OSError):
+            raise self._death(phase) from None
+
+    def _attach(self) -> None:
+        """Let the running loop watch the pipe; an earlier loop is closed by now and watches nothing."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            loop.add_reader(self._child.pipe.fileno(), self._pump)
+
+    def _pump(self) -> None:
+        try:
+            while self._failure is None and self._child.pipe.poll():
+                self._take(self._child.pipe.recv())
+        except (EOFError, OSError):
+            self._fail(self._death("measure"))
+
+    def _take(self, message: tuple[Any, ...]) -> None:
+        kind, first, *rest = message
+        if kind == "events":
+            for number, tokens, finish in rest[0]:
+                if number in self._queues:
+                    self._queues[number].put_nowait(Chunk(tokens, first, finish))
+        elif kind == "result":
+            self._results[first] = rest[0]
+        elif kind == "refused" and first in self._queues:
+            self._queues[first].put_nowait(RequestError(rest[0]))
+        elif kind == "failed":
+            self._fail(EngineError(Status(first), "measure", rest[0], self._tail()))
+
+    def _fail(self, error: EngineError) -> None:
+        """The engine is gone: every stream ends now, and every later call says why."""
+        self._failure = error
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._child.pipe.fileno())
+        for queue in self._queues.values():
+            queue.put_nowait(error)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _death(self, phase: str) -> EngineError:
+        """Why the pipe closed, from the child's wait status."""
+        status = self._child.end(patience=5.0)
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            if number == 9:
+                return EngineError(Status.OOM, phase, "the kernel killed the engine, most likely for memory", self._tail())
+            return EngineError(Status.CRASH, phase, f"the engine died of signal {number}", self._tail())
+        code = os.waitstatus_to_exitcode(status) if status >= 0 else status
+        return EngineError(Status.CRASH, phase, f"the engine process ended with code {code}", self._tail())
+
+    def _tail(self) -> str:
+        try:
+            return self._log.read_text(errors="replace")[-TAIL:].strip()
+        except OSError:
+            return ""
+
+
+def _receive(child: Child, end: float) -> tuple[Any, ...]:
+    if not child.pipe.poll(max(end - time.monotonic(), 0)):
+        raise TimeoutError
+    message: tuple[Any, ...] = child.pipe.recv()
+    return message

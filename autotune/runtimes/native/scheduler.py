@@ -1,0 +1,135 @@
+"""Which sequences run in the next step: admission, chunked prefill, block growth and preemption. Computes no logits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from autotune.runtimes.native.attention import Places
+from autotune.runtimes.native.cache import Blocks, Snapshot
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request as it runs. ``tokens`` are prompt and output; ``done`` of them are in the cache."""
+
+    id: Hashable
+    tokens: list[int]
+    prompt: int
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+    done: int = 0
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    restore: Snapshot | None = None
+
+    @property
+    def produced(self) -> int:
+        return len(self.tokens) - self.prompt
+
+    @property
+    def decoding(self) -> bool:
+        """All but the newest token are in the cache, and the newest is our own."""
+        return self.done == len(self.tokens) - 1 and self.produced > 0
+
+
+class Scheduler:
+    """First come, first served; the youngest running sequence gives way when blocks run out and is computed again."""
+
+    def __init__(self, blocks: Blocks, max_seqs: int, token_budget: int) -> None:
+        self.blocks, self.max_seqs, self.token_budget = blocks, max_seqs, token_budget
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.slots = list(range(max_seqs - 1, -1, -1))
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def decodes(self) -> list[Sequence]:
+        """The sequences that get one token now, each with room for it; may preempt."""
+        for sequence in [s for s in self.running if s.decoding]:
+            if sequence in self.running:  # an earlier one may have taken its blocks
+                self._grow(sequence, len(sequence.tokens))
+        return [s for s in self.running if s.decoding]
+
+    def prefills(self, budget: int) -> Iterator[tuple[Sequence, int]]:
+        """(sequence, how many of its tokens to compute now) within ``budget`` tokens, admitting waiting ones."""
+        for sequence in [s for s in self.running if not s.decoding]:
+            if budget <= 0:
+                return
+            count = min(budget, len(sequence.tokens) - sequence.done)
+            if sequence in self.running and self._grow(sequence, sequence.done + count):
+                budget -= count
+                yield sequence, count
+        while budget > 0 and self.waiting and self.slots and self._admit(self.waiting[0]):
+            sequence = self.waiting.popleft()
+            count = min(budget, len(sequence.tokens) - sequence.done)
+            if not self._room(sequence, sequence.done + count):
+                self._stop(sequence)
+                self.waiting.appendleft(sequence)
+                return
+            self.running.append(sequence)
+            budget -= count
+            yield sequence, count
+
+    def finish(self, sequence: Sequence) -> None:
+        """A sequence that ended or was aborted gives everything back."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._stop(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        sequence.slot = self.slots.pop()
+        sequence.blocks, sequence.restore = self.blocks.match(sequence.tokens)
+        sequence.done = len(sequence.blocks) * self.blocks.size
+        return True
+
+    def _room(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for ``tokens`` tokens, taking nothing from anybody."""
+        while len(sequence.blocks) * self.blocks.size < tokens:
+            block = self.blocks.take()
+            if block is None:
+                return False
+            sequence.blocks.append(block)
+        return True
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for ``tokens`` tokens, preempting the youngest; False when ``sequence`` itself had to give way."""
+        while not self._room(sequence, tokens):
+            victim = self.running[-1]
+            self.running.remove(victim)
+            self._stop(victim)
+            self.waiting.appendleft(victim)
+            self.blocks.counts.preemptions += 1
+            if victim is sequence:
+                return False
+        return True
+
+    def _stop(self, sequence: Sequence) -> None:
+        self.blocks.release(sequence.blocks)
+        self.slots.append(sequence.slot)
+        sequence.blocks, sequence.slot, sequence.done, sequence.restore = [], -1, 0, None
+
+
+def places(blocks: list[int], size: int, start: int, count: int) -> Places:
+    """Where ``count`` new tokens of one sequence and all before them lie."""
+    past = (torch.tensor(blocks)[:, None] * size + torch.arange(size)).flatten()[: start + count]
+    return Places(past[start:], torch.arange(start, start + count), past)
+
+
+def step_places(sequences: list[Sequence], size: int) -> Places:
+    """Where one new token of each sequence and all before it lie; shorter rows are padded with their first slot."""
+    longest = max(len(s.blocks) for s in sequences)
+    table = torch.tensor([s.blocks + s.blocks[:1] * (longest - len(s.blocks)) for s in sequences])
+    past = (table[:, :, None] * size + torch.arange(size)).flatten(1)
+    positions: Tensor = torch.tensor([s.done for s in sequences])
+    past = past[:, : max(s.done for s in sequences) + 1]
+    return Places(past.gather(1, positions[:, None])[:, 0], positions, past)

@@ -1,0 +1,162 @@
+"""A small process that has torch loaded and forks one child a launch, so that a launch costs no import. Runs no torch op.
+
+Both sides are here: `Zygote` in the tuner, `main` in the process. Children are leaders of their own sessions and die
+with the zygote, which dies with the tuner.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+from multiprocessing import reduction
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+QUIET = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # busy cores make waiting OpenMP threads spin
+    "GOMP_SPINCOUNT": "0",
+    "OPENBLAS_NUM_THREADS": "1",  # no thread may exist before the fork
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
+PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A forked engine process: its pipe and its end."""
+
+    def __init__(self, zygote: Zygote, pid: int, pipe: Connection) -> None:
+        self.pid, self.pipe, self._zygote = pid, pipe, zygote
+        self._status: int | None = None
+
+    def end(self, patience: float = 0.0) -> int:
+        """Wait ``patience`` seconds, then kill the whole session; the wait status of `os.waitpid`."""
+        if self._status is None:
+            status = self._zygote.wait(self.pid, patience) if patience else None
+            if status is None:
+                for kill in (os.killpg, os.kill):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        kill(self.pid, signal.SIGKILL)
+                status = self._zygote.wait(self.pid, 30.0)
+            self._status = -1 if status is None else status
+            self.pipe.close()
+        return self._status
+
+
+class Zygote:
+    """The tuner's handle of the forking process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._control, theirs = Pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "autotune.runtimes.native.zygote", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        atexit.register(self.close)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def spawn(self, log: Path, folder: Path, config: dict[str, Any]) -> Child:
+        """Fork a child that runs `worker.run` with its output in ``log``."""
+        ours, theirs = Pipe()
+        with self._lock:
+            self._control.send(("spawn", str(log), str(folder), config))
+            reduction.send_handle(self._control, theirs.fileno(), self._process.pid)
+            pid = self._control.recv()
+        theirs.close()
+        return Child(self, pid, ours)
+
+    def wait(self, pid: int, seconds: float) -> int | None:
+        """The wait status of a child, None while it still runs after ``seconds``."""
+        with self._lock:
+            self._control.send(("wait", pid, seconds))
+            found: int | None = self._control.recv()
+            return found
+
+    def close(self) -> None:
+        """End the process and, with it, whatever children are left."""
+        self._control.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+@cache
+def _shared(pid: int) -> Zygote:
+    return Zygote()
+
+
+def zygote() -> Zygote:
+    """This process's zygote, started at first use and again should it have died."""
+    found = _shared(os.getpid())
+    if not found.alive:
+        _shared.cache_clear()
+        found = _shared(os.getpid())
+    return found
+
+
+def main() -> None:
+    """Serve one tuner until its end of the pipe closes."""
+    control = Connection(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from autotune.runtimes.native import worker
+
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            order = control.recv()
+            if order[0] == "wait":
+                control.send(_wait(order[1], order[2]))
+                continue
+            handle = reduction.recv_handle(control)
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                _become(order[1])
+                worker.run(Connection(handle), Path(order[2]), order[3])
+                os._exit(0)
+            os.close(handle)
+            control.send(pid)
+
+
+def _become(log: str) -> None:
+    """A session of its own, output to the log, death with the parent."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        if done:
+            return status
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    main()
