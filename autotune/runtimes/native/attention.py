@@ -36,7 +36,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Picks, for each query, the pools of ``kpool`` tokens worth attending to (scores in fp32, weights never packed)."""
+    """Picks, for each query, the pools of ``kpool`` tokens worth attending to; scores in fp32, weights never packed."""
 
     query: Linear
     keys: Linear  # key, gate and head-weight projections, one product
@@ -48,15 +48,16 @@ class Indexer:
     kpool: int
 
     def raw(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What each token leaves in the pool, [T, 2·size] (normed key, gate logits), and its head weights [T, heads]."""
-        keys, gates, weights = self.keys(x).split([self.size, self.size, self.heads], -1)
+        """What each token leaves in the pool, [T, 2·size] (normed key, gate logits); its head weights [T, heads]."""
+        keys, gates, weights = torch.split(self.keys(x), [self.size, self.size, self.heads], -1)
         keys = F.layer_norm(keys, (self.size,), *self.norm, eps=1e-6)
         return torch.cat([keys, gates], -1), weights * self.heads**-0.5
 
     def pool(self, raw: Tensor) -> Tensor:
         """[P, kpool, 2·size] → [P, size]: a learned weighted mean over the tokens of each complete pool."""
-        keys, gates = raw.float().split(self.size, -1)
-        return ((gates + self.ape).softmax(1) * keys).sum(1)
+        keys, gates = torch.split(raw.float(), self.size, -1)
+        pooled: Tensor = ((gates + self.ape).softmax(1) * keys).sum(1)
+        return pooled
 
     def select(self, compressed: Tensor, weights: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The best pools of each query: indices [Q, k] and which of them are real.
@@ -93,7 +94,7 @@ class LatentAttention:
         """``x`` [Q, D] → [Q, D], writing the queries' latents first."""
         assert self.indexer is not None and self.pool is not None
         config = self.config
-        front, latent = self.parts["a"](x).split([config.q_lora_rank, config.kv_lora_rank], -1)
+        front, latent = torch.split(self.parts["a"](x), [config.q_lora_rank, config.kv_lora_rank], -1)
         compressed = rms(front, config.rms_norm_eps) * self.norms[0]
         latent = rms(latent, config.rms_norm_eps) * self.norms[1]
         raw, weights = self.indexer.raw(x)
@@ -161,7 +162,7 @@ class LatentAttention:
     def _expanded(self, query: Tensor, latent: Tensor, mask: Tensor) -> Tensor:
         config, heads = self.config, self.config.num_attention_heads
         wide = self.expand(latent.flatten(0, -2)).view(*latent.shape[:-1], heads, -1)
-        keys, values = wide.split([config.qk_nope_head_dim, config.v_head_dim], -1)
+        keys, values = torch.split(wide, [config.qk_nope_head_dim, config.v_head_dim], -1)
         if latent.dim() == 2:
             q, k, v = (t.transpose(0, 1) for t in (query, keys, values))
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale).transpose(0, 1)

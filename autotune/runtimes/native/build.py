@@ -38,7 +38,7 @@ def build_decoder(
     layers = [build_layer(config, checkpoint, widths, i, form, chunk) for i in range(config.num_hidden_layers)]
     for layer in layers:
         if isinstance(layer.attention, LinearAttention):
-            layer.attention.step = ops.step
+            layer.attention.core = ops.core
     norm = checkpoint.tensor("norm.weight", (config.hidden_size,))
     head = widths.linear("lm_head", checkpoint.tensor("lm_head.weight", shape))
     return Decoder(config, embed, layers, norm, head, ops)

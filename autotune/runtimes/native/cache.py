@@ -1,4 +1,4 @@
-"""Where tokens and states live: paged latent and index pools, recurrent-state slots, and blocks shared by prefix hash."""
+"""Where tokens and states live: paged latent and index pools, state slots, and blocks shared by prefix hash."""
 
 from __future__ import annotations
 

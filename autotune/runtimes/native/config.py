@@ -90,11 +90,12 @@ def _checked(file: Path, text: Mapping[str, Any], whole: Mapping[str, Any]) -> M
         if value is None:
             value = DEFAULTS.get(field.name)
         if value is None:
-            trap = " (libraries default to 16 without it, the released model uses 4)" if field.name == "index_kpool" else ""
+            trap = " (libraries take 16 without it, the released model uses 4)" if field.name == "index_kpool" else ""
             raise CheckpointError(f"{file}: key {field.name} is missing{trap}")
         values[field.name] = _number(file, field.name, value, field.type == "int")
     count = values["num_hidden_layers"]
-    layers = text.get("layer_types") or ["indexed_attention" if i % 4 == 3 else "linear_attention" for i in range(count)]
+    usual = ["indexed_attention" if i % 4 == 3 else "linear_attention" for i in range(count)]
+    layers = text.get("layer_types") or usual
     dense = int(text.get("first_k_dense_replace", 3))
     mlps = text.get("mlp_layer_types") or ["dense" if i < dense else "sparse" for i in range(count)]
     if len(layers) != count or len(mlps) != count or {*layers} - {*KINDS} or {*mlps} - {"dense", "sparse"}:

@@ -1,4 +1,4 @@
-"""The step loop: requests in, tokens out, over one decoder, one cache and one scheduler. Knows no process and no text."""
+"""The step loop: requests in, tokens out, over a decoder, a cache and a scheduler. Knows no process and no text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Engine:
             str(config.get("activations", "weight_only")),
             str(config["compute"]),
         )
-        self.graphs = graphs.policy(str(config["graphs"]))
+        self.graphs = graphs.policy(str(config["graphs"]), self.model)
         self.decoder = build_decoder(
             self.model, Checkpoint(folder), self.widths, str(config["attention"]), int(config["kda_chunk"]),
             self.graphs.ops,
@@ -59,7 +59,6 @@ class Engine:
         )
         self.stride = max(size, int(config["kda_chunk"]))
         self.load_seconds = time.monotonic() - start
-        self.graphs.warm(self)
         self._began = time.process_time()
         self._steps = {"prefill_tokens": 0, "decode_tokens": 0, "steps": 0}
 
@@ -114,7 +113,7 @@ class Engine:
     def _decode(self, sequences: list[Sequence]) -> list[Event]:
         ids = torch.tensor([s.tokens[-1] for s in sequences])
         at = Step(torch.tensor([s.slot for s in sequences]), step_places(sequences, self.blocks.size))
-        logits = self.graphs.decode(self.decoder, ids, at)
+        logits = self.decoder.decode(ids, at)
         self._steps["decode_tokens"] += len(sequences)
         for sequence in sequences:
             sequence.done += 1
@@ -131,7 +130,8 @@ class Engine:
             self.decoder.load_state(sequence.slot, sequence.restore)
             sequence.restore = None
         ids = torch.tensor(sequence.tokens[start : start + count])
-        at = Segment(sequence.slot, places(sequence.blocks, self.blocks.size, start, count), self._borders(start, count))
+        where = places(sequence.blocks, self.blocks.size, start, count)
+        at = Segment(sequence.slot, where, self._borders(start, count))
         logits, snapshots = self.decoder.prefill(ids, at)
         sequence.done += count
         self._steps["prefill_tokens"] += count

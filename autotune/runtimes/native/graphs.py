@@ -1,18 +1,25 @@
-"""How steps are run: eagerly, through compiled regions, or (with CUDA) as captured graphs."""
+"""How steps are run: operation by operation, or through regions compiled ahead of time and kept on disk."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 import time
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import platformdirs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autotune.runtimes.native import hyper, kda
-from autotune.runtimes.native.model import Decoder, Ops, Step
+from autotune.runtimes.native.model import Ops
 
 if TYPE_CHECKING:
-    from autotune.runtimes.native.engine import Engine
+    from autotune.runtimes.native.config import ModelConfig
 
 
 class Eager:
@@ -20,59 +27,97 @@ class Eager:
 
     name = "eager"
 
-    def __init__(self) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.ops = Ops()
         self.seconds = 0.0
 
-    def warm(self, engine: Engine) -> None:
-        """Nothing to prepare."""
-
-    def decode(self, decoder: Decoder, ids: Tensor, at: Step) -> Tensor:
-        return decoder.decode(ids, at)
-
 
 class Compiled(Eager):
-    """The element-wise regions through torch.compile: one variant for one token, one for any other count.
+    """The regions between matrix products through torch's ahead-of-time inductor, one package for any number of rows.
 
-    Compiled code is kept on disk by torch, so only the first launch on a machine pays for it; ``seconds`` says what
-    this launch paid.
+    A package is made once for each model shape, torch and processor, and loaded in milliseconds ever after (tracing
+    again at each launch cost seconds a trial). ``seconds`` is what this launch spent on it.
     """
 
     name = "compiled"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops = Ops(*(torch.compile(piece) for piece in (hyper.read, hyper.write, kda.step)))
-
-    def warm(self, engine: Engine) -> None:
-        """Run both variants once, so that no request pays for compilation."""
+    def __init__(self, config: ModelConfig) -> None:
         start = time.monotonic()
-        config = engine.model
-        first = engine.decoder.layers[0].hc[0]
-        heads, size = config.linear_num_heads, config.linear_head_dim
-        for rows in (2, 1):
-            streams = torch.randn(rows, config.hc_mult, config.hidden_size)
-            x, post, mix = self.ops.read(_any_rows(streams), *first)
-            self.ops.write(*map(_any_rows, (streams, x, post, mix)))
-            q = torch.randn(rows, 3, heads, size).unbind(1)
-            rest = (-torch.rand(rows, heads, size), torch.rand(rows, heads), torch.randn(rows, heads, size, size))
-            self.ops.step(*map(_any_rows, (*q, *rest)))
+        sizes = (config.hc_sinkhorn_iters, config.hc_eps, config.rms_norm_eps)
+        bounds = (config.linear_lower_bound, config.rms_norm_eps)
+        streams, hidden = config.hc_mult, config.hidden_size
+        heads, size, taps = config.linear_num_heads, config.linear_head_dim, config.linear_conv_kernel_dim
+        total, inner = (2 + streams) * streams, heads * size
+        small = {"dt_bias": (inner,), "rate": (heads, 1), "taps": (taps, 3 * inner), "o_norm": (size,)}
+        read = region(
+            lambda s, fn, base, scale, norm: hyper.read(s, fn, base, scale, norm, sizes),
+            [(None, streams, hidden), (total, streams * hidden), (total,), (total,), (hidden,)],
+            ("read", sizes),
+        )
+        write = region(
+            hyper.write, [(None, streams, hidden), (None, hidden), (None, streams), (None, streams, streams)], ("write",)
+        )
+        core = region(
+            lambda w, f, b, g, s, *rest: kda.decode(w, f, b, g, s, dict(zip(small, rest, strict=True)), bounds),
+            [(None, taps, 3 * inner), (None, inner), (None, heads), (None, inner), (None, heads, size, size), *small.values()],
+            ("core", bounds),
+        )
+        self.ops = Ops(
+            read=lambda s, fn, base, scale, norm, _: read(s, fn, base, scale, norm),
+            write=write,
+            core=lambda w, f, b, g, s, parts, _: core(w, f, b, g, s, *(parts[name] for name in small)),
+        )
         self.seconds = time.monotonic() - start
 
 
+class _Module(nn.Module):
+    """What `torch.export` wants around a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(*args)
 
 
-def _any_rows(tensor: Tensor) -> Tensor:
-    """Tell the compiler that the first size varies (1 gets a variant of its own)."""
-    if len(tensor) > 1:
-        torch._dynamo.mark_dynamic(tensor, 0)
-    return tensor
+def region(function: Callable[..., Any], shapes: list[tuple[int | None, ...]], name: tuple[Any, ...]) -> Any:
+    """``function`` of fp32 tensors, compiled; a size of None is the number of rows, any at run time.
+
+    ``name`` and the shapes identify the package on disk, together with torch, the processor and our own source.
+    """
+    sources = [Path(module.__file__ or "").read_bytes() for module in (hyper, kda)]
+    identity = repr((name, shapes, torch.__version__, torch.backends.cpu.get_cpu_capability())).encode()
+    key = hashlib.sha256(b"".join([identity, *sources])).hexdigest()[:24]
+    folder = platformdirs.user_cache_path("autotune", ensure_exists=True) / "graphs"
+    folder.mkdir(exist_ok=True)
+    package = folder / f"{name[0]}-{key}.pt2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not package.is_file():
+            _compile(function, shapes, package)
+        compiled = torch._inductor.aoti_load_package(str(package))
+    # The package reads its inputs by the strides of the example, which were those of whole tensors.
+    return lambda *args: compiled(*(arg.contiguous() for arg in args))
 
 
-def policy(name: str) -> Eager:
-    """The policy of a ``graphs`` value. Raises ValueError for one that this machine cannot run."""
-    if name == "eager":
-        return Eager()
-    if name == "compiled":
-        return Compiled()
-    raise ValueError(f"graphs={name} needs a CUDA device")
+def _compile(function: Callable[..., Any], shapes: list[tuple[int | None, ...]], package: Path) -> None:
+    rows = torch.export.Dim("rows", min=2, max=1 << 20)  # one row runs the same code; export cannot say so
+    example = tuple(torch.randn(*(3 if size is None else size for size in shape)) for shape in shapes)
+    dynamic = tuple({0: rows} if shape[0] is None else None for shape in shapes)
+    program = torch.export.export(_Module(function), example, dynamic_shapes=(dynamic,))
+    with tempfile.TemporaryDirectory(dir=package.parent) as folder:
+        made = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / package.name))
+        os.replace(made, package)  # atomic: two launches may compile at once
+
+
+POLICIES: Mapping[str, type[Eager]] = {"eager": Eager, "compiled": Compiled}
+
+
+def policy(name: str, config: ModelConfig) -> Eager:
+    """The policy of a ``graphs`` value. Raises NotImplementedError for one that this machine cannot run."""
+    if name not in POLICIES:
+        raise NotImplementedError(f"graphs={name} needs a CUDA device, and this engine has not met one")
+    return POLICIES[name](config)
+
+

@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections (Xie et al., 2026) in fp32: how a block reads and writes the residual streams."""
+"""Manifold-constrained hyper-connections (Xie et al., 2026) in fp32: how a block reads and writes its streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from torch import Tensor
 
 def rms(x: Tensor, eps: float) -> Tensor:
     """x divided by its root mean square over the last dimension."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return x * inverse_rms(x, eps)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / √(mean of squares + eps), [..., 1]; the squares are never written to memory."""
+    return (torch.linalg.vecdot(x, x) / x.shape[-1] + eps).rsqrt()[..., None]
 
 
 def read(
@@ -23,7 +28,7 @@ def read(
     iterations, eps, norm_eps = sizes
     count = streams.shape[1]
     flat = streams.flatten(1)
-    mixed = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
+    mixed = F.linear(flat, fn) * inverse_rms(flat, norm_eps)
     mixed = torch.addcmul(base, mixed, scale)
     gates = torch.sigmoid(mixed[:, : 2 * count])
     pre, post = gates[:, :count] + eps, 2 * gates[:, count:]
@@ -38,4 +43,4 @@ def read(
 
 def write(streams: Tensor, output: Tensor, post: Tensor, mix: Tensor) -> Tensor:
     """The block's ``output`` [T, D] spread over the mixed streams: [T, N, D]."""
-    return torch.baddbmm(post[:, :, None] * output[:, None], mix.mT, streams)
+    return torch.bmm(mix.mT, streams).addcmul_(post[:, :, None], output[:, None])

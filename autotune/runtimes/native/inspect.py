@@ -46,7 +46,7 @@ def weight_bytes(decoder: Decoder) -> dict[str, int]:
 
 def effective(engine: Engine) -> dict[str, Any]:
     """Knobs as they run. A width that a weight's shape did not allow shows in ``bits_stored``, not in its knob."""
-    decoder, config = engine.decoder, dict(engine.knobs)
+    decoder, config = engine.decoder, dict[str, Any](engine.knobs)
     linear = next((a for layer in decoder.layers if isinstance(a := layer.attention, LinearAttention)), None)
     latent = next((a for layer in decoder.layers if isinstance(a := layer.attention, LatentAttention)), None)
     kernels = {weight.kernel for _, weight in packed(decoder)}

@@ -1,11 +1,17 @@
-"""Kimi delta attention: prefill by chunks and one-token decode over a recurrent state, in fp32. Knows no cache layout."""
+"""Kimi delta attention in fp32: prefill by chunks, one-token decode over a recurrent state. Knows no cache layout."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune.runtimes.native.hyper import rms
+
+Small = Mapping[str, Tensor]
+"""fp32 tensors of one layer: dt_bias [H·d], rate [H, 1], taps [K, 3·H·d], o_norm [d]."""
 SUB = 16
 """Positions whose decays are factorised around their middle: 8 × the gate's bound of 5 keeps exp() far inside fp32."""
 
@@ -39,6 +45,30 @@ def step(
     delta = (v - (k[:, :, None] @ state)[:, :, 0]) * beta[..., None]
     state = state + k[..., None] * delta[:, :, None]
     return (q[:, :, None] @ state)[:, :, 0], state
+
+
+def decays(forget: Tensor, small: Small, bound: float) -> Tensor:
+    """Log decay of each channel, between ``bound`` and 0, from the raw forget gate [T, H, d]."""
+    return bound * torch.sigmoid(small["rate"] * (forget + small["dt_bias"].view(forget.shape[1:])))
+
+
+def gated(out: Tensor, gate: Tensor, small: Small, eps: float) -> Tensor:
+    """RMS-normed output [T, H, d] times the sigmoid of its raw gate."""
+    return rms(out, eps) * small["o_norm"] * gate.sigmoid()
+
+
+def decode(
+    window: Tensor, forget: Tensor, beta: Tensor, gate: Tensor, state: Tensor, small: Small, bounds: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """All of a decode step between the projections: convolution, gates, delta rule, gated norm.
+
+    ``window`` [B, K, 3·H·d] holds the convolution's last inputs, ``forget``, ``gate`` [B, H·d] and ``beta`` [B, H] are
+    raw, ``bounds`` are the gate's lower bound and rms_norm_eps. Returns [B, H·d] and the new state [B, H, d, d].
+    """
+    shape = state.shape[:3]
+    q, k, v = F.silu((window * small["taps"]).sum(1)).view(shape[0], 3, *shape[1:]).unbind(1)
+    out, state = step(q, k, v, decays(forget.view(shape), small, bounds[0]), beta.sigmoid(), state)
+    return gated(out, gate.view(shape), small, bounds[1]).flatten(1), state
 
 
 def pairs(left: Tensor, right: Tensor, decay: Tensor, *, diagonal: int) -> Tensor:

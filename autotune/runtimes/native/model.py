@@ -39,7 +39,7 @@ class Ops:
 
     read: Any = hyper.read
     write: Any = hyper.write
-    step: Any = kda.step
+    core: Any = kda.decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,39 +67,33 @@ class LinearAttention:
         self.config, self.parts, self.small, self.chunk = config, parts, small, chunk
         self.shape = (-1, config.linear_num_heads, config.linear_head_dim)
         self.pool: StatePool | None = None
-        self.step: Any = kda.step
+        self.bounds = (config.linear_lower_bound, config.rms_norm_eps)
+        self.core: Any = kda.decode
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """qkv before the convolution [T, 3·H·d], log decay [T, H, d], β [T, H], output gate [T, H, d]."""
+        """qkv before the convolution [T, 3·H·d], raw forget gate [T, H·d], raw β [T, H], raw output gate [T, H·d]."""
         size, heads = self.config.linear_head_dim, self.config.linear_num_heads
-        forget, gate, beta = self.parts["gates"](x).split([size, size, heads], -1)
-        raw = (self.parts["f_b"](forget) + self.small["dt_bias"]).view(self.shape)
-        decay = self.config.linear_lower_bound * torch.sigmoid(self.small["rate"] * raw)
-        return self.parts["qkv"](x), decay, beta.sigmoid(), self.parts["g_b"](gate).view(self.shape)
-
-    def _finish(self, out: Tensor, gate: Tensor) -> Tensor:
-        normed = hyper.rms(out, self.config.rms_norm_eps) * self.small["o_norm"] * gate.sigmoid()
-        return self.parts["o"](normed.flatten(1))
+        forget, gate, beta = torch.split(self.parts["gates"](x), [size, size, heads], -1)
+        return self.parts["qkv"](x), self.parts["f_b"](forget), beta, self.parts["g_b"](gate)
 
     def decode(self, x: Tensor, at: Step) -> Tensor:
         assert self.pool is not None
-        qkv, decay, beta, gate = self._project(x)
+        qkv, forget, beta, gate = self._project(x)
         window = torch.cat([self.pool.conv[at.slots], qkv[:, None]], 1)
-        mixed = torch.nn.functional.silu((window * self.small["taps"]).sum(1)).view(len(x), 3, *self.shape[1:])
         self.pool.conv[at.slots] = window[:, 1:]
-        state = self.pool.state[at.slots].float()
-        out, state = self.step(mixed[:, 0], mixed[:, 1], mixed[:, 2], decay, beta, state)
+        out, state = self.core(window, forget, beta, gate, self.pool.state[at.slots].float(), self.small, self.bounds)
         self.pool.state[at.slots] = state.to(self.pool.state.dtype)
-        return self._finish(out, gate)
+        return self.parts["o"](out)
 
     def prefill(self, x: Tensor, at: Segment) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """[T, D] → [T, D] and (conv, state) after each of the segment's borders."""
         assert self.pool is not None
-        qkv, decay, beta, gate = self._project(x)
+        qkv, forget, beta, gate = self._project(x)
+        decay = kda.decays(forget.view(self.shape), self.small, self.bounds[0])
         mixed, padded = kda.convolve(qkv, self.pool.conv[at.slot], self.small["taps"])
         mixed = mixed.view(len(x), 3, *self.shape[1:])
         before = self.pool.state[at.slot].float()
-        out, states = kda.prefill(mixed[:, 0], mixed[:, 1], mixed[:, 2], decay, beta, before, self.chunk)
+        out, states = kda.prefill(mixed[:, 0], mixed[:, 1], mixed[:, 2], decay, beta.sigmoid(), before, self.chunk)
         kept = self.config.linear_conv_kernel_dim - 1
         self.pool.conv[at.slot] = padded[len(padded) - kept :]
         self.pool.state[at.slot] = states[-1].to(self.pool.state.dtype)
@@ -107,7 +101,7 @@ class LinearAttention:
             (padded[border : border + kept].clone(), states[border // self.chunk - 1].to(self.pool.state.dtype))
             for border in at.borders
         ]
-        return self._finish(out, gate), copies
+        return self.parts["o"](kda.gated(out, gate.view(self.shape), self.small, self.bounds[1]).flatten(1)), copies
 
 
 class Layer:

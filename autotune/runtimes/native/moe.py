@@ -48,6 +48,7 @@ class MoE:
         order = flat.argsort(stable=True)
         token = order // self.top_k
         counts = torch.bincount(flat, minlength=len(self.experts)).tolist()
-        parts = [expert(rows) for expert, rows in zip(self.experts, x[token].split(counts), strict=True) if len(rows)]
+        shares = zip(self.experts, torch.split(x[token], counts), strict=True)
+        parts = [expert(rows) for expert, rows in shares if len(rows)]
         routed = torch.cat(parts) * weights.flatten()[order, None]
         return out.index_add(0, token, routed)

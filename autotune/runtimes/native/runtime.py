@@ -195,7 +195,8 @@ class NativeEndpoint:
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             if number == 9:
-                return EngineError(Status.OOM, phase, "the kernel killed the engine, most likely for memory", self._tail())
+                reason = "the kernel killed the engine, most likely for memory"
+                return EngineError(Status.OOM, phase, reason, self._tail())
             return EngineError(Status.CRASH, phase, f"the engine died of signal {number}", self._tail())
         code = os.waitstatus_to_exitcode(status) if status >= 0 else status
         return EngineError(Status.CRASH, phase, f"the engine process ended with code {code}", self._tail())

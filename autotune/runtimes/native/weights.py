@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +20,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files = {}
+        self._files: dict[str, Any] = {}
         self._where: dict[str, str] = {}
         for name in self._names(folder):
             path = folder / name

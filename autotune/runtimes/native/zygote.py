@@ -1,4 +1,4 @@
-"""A small process that has torch loaded and forks one child a launch, so that a launch costs no import. Runs no torch op.
+"""A small process that has torch loaded and forks a child a launch, so that a launch costs no import. Runs no op.
 
 Both sides are here: `Zygote` in the tuner, `main` in the process. Children are leaders of their own sessions and die
 with the zygote, which dies with the tuner.
@@ -115,6 +115,8 @@ def main() -> None:
     """Serve one tuner until its end of the pipe closes."""
     control = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch._inductor.package  # 1.6 s that every launch with compiled regions would pay
+
     from autotune.runtimes.native import worker
 
     with contextlib.suppress(EOFError, OSError):
