@@ -48,7 +48,9 @@ class Bench:
                 outcome = self._run(endpoint, config, seed, clock)
         except EngineError as error:
             tail = f"\n{error.tail}" if error.tail else ""
-            outcome = replace(outcome, status=error.status, reason=f"{error.phase}: {error.reason}{tail}")
+            kept = error.run.timelines if isinstance(error, loadgen.TimeLimit) else ()
+            reason = f"{error.phase}: {error.reason}{tail}"
+            outcome = replace(outcome, status=error.status, reason=reason, timelines=kept)
         return replace(outcome, seconds=clock.seconds)
 
     def _run(self, endpoint: Endpoint, config: Config, seed: int, clock: _Clock) -> Outcome:
@@ -58,7 +60,7 @@ class Bench:
         if wrong:
             return Outcome(Status.NOT_APPLIED, "the engine runs " + ", ".join(wrong), effective=effective)
         with clock.phase("warmup"):
-            loadgen.drive(endpoint, self.workload, self._conversations(seed, warmup=True), self.deadline)
+            loadgen.drive(endpoint, self.workload, self._conversations(seed, warmup=True), self.deadline, "warmup")
             endpoint.reset()
         with clock.phase("measure"):
             run = loadgen.drive(endpoint, self.workload, self._conversations(seed), self.deadline)

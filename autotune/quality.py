@@ -120,9 +120,7 @@ class Quality:
     def reference(self) -> list[Score]:
         """The reference's scores, from the cache or by launching it once."""
         if self._reference is None:
-            config = self._space.complete(
-                {name: value for name, value in self._space.reference.items() if self._offered(name, value)}
-            )
+            config = self._space.complete(self._space.reference_part())
             key = self._key("reference", self._space.quality_part(config))
             hit = self._cache.get(key)
             if hit is None:
@@ -132,9 +130,6 @@ class Quality:
             else:
                 self._reference = _unpack(hit[1])
         return self._reference
-
-    def _offered(self, name: str, value: Any) -> bool:
-        return self._space.knob(name).domain.contains(value)
 
     def _key(self, kind: str, part: Mapping[str, Any]) -> str:
         text = json.dumps([kind, self._identity, part], sort_keys=True, separators=(",", ":"))

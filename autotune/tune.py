@@ -13,7 +13,7 @@ from typing import Any
 from autotune import __version__, stats
 from autotune.bench import Bench
 from autotune.objective import Objective
-from autotune.outcome import Outcome, Status
+from autotune.outcome import EngineError, Outcome, Status
 from autotune.sampler import Sampler
 from search_spaces import Config
 from tuning_db import Sample, Store, Trial, host_digest, new_id
@@ -70,8 +70,10 @@ class Tuner:
         for trial in done:
             self._learn(sampler, trial)
         counted, free = len(done), 0
-        default = self.space.default()
+        if counted < self.study.budget:
+            self._reference()
         while counted < self.study.budget:
+            _needs_default(done, self.space.default())
             asked = time.monotonic()
             config = sampler.ask()
             if config is None:
@@ -90,11 +92,19 @@ class Tuner:
                 continue
             counted, free = counted + 1, 0
             self._learn(sampler, trial)
-            if config == default and outcome.status is not Status.OK:
-                raise TuneError(
-                    f"the default configuration failed ({outcome.status}): {outcome.reason}\n"
-                    "Nothing can be compared with it. Try another --model or --workload, or a plan with [knobs].", 3
-                )  # fmt: skip
+            done.append(trial)
+
+    def _reference(self) -> None:
+        """Score the quality reference before anything is judged by it, so that no trial pays or fails for it."""
+        if self.bench.quality is None:
+            return
+        try:
+            self.bench.quality.reference()
+        except EngineError as error:
+            raise TuneError(
+                f"the full-width model, the reference of the quality gate, could not be scored: {error}\n{error.tail}",
+                3,
+            ) from None
 
     def finalists(self) -> list[Config]:
         """The best feasible configurations of the search, best first, without the default."""
@@ -221,6 +231,16 @@ class Tuner:
             provenance={"autotune": __version__, "host": host_digest(), "pid": os.getpid()},
             counted=outcome.counted,
         )
+
+
+def _needs_default(trials: Sequence[Trial], default: Config) -> None:
+    """Raise TuneError when the default was measured and failed: nothing could be compared with it."""
+    failed = next((t for t in trials if t.config_key == default.key and t.status != Status.OK), None)
+    if failed is not None:
+        raise TuneError(
+            f"the default configuration failed ({failed.status}): {failed.reason}\n"
+            "Nothing can be compared with it. Try another --model or --workload, or a plan with [knobs].", 3
+        )  # fmt: skip
 
 
 def round_name(contenders: Sequence[Config]) -> str:

@@ -190,6 +190,10 @@ class Space:
         """The values that may change the model's answers: configurations equal in them share one quality result."""
         return {k.name: config[k.name] for k in self.knobs if k.quality and k.name in config}
 
+    def reference_part(self) -> dict[str, Value]:
+        """The values of the quality reference that this space still offers."""
+        return {name: value for name, value in self.reference.items() if self.knob(name).domain.contains(value)}
+
     def neighbours(self, config: Config) -> Iterator[Config]:
         """Configurations that differ in one active knob by one step, nearest first."""
         for knob in self.free():

@@ -9,6 +9,7 @@ import click
 from autotune.cli import output
 
 BASE = ("id", "stage", "status", "engine", "model", "hardware", "workload")
+USUAL = ("tasks_per_min", "output_tok_s", "ttft_p50", "kl_mean", "weight_bytes")
 db_option = click.option(
     "--db", envvar="AUTOTUNE_DB", help="SQLite file or database URL. [default: the platform's data folder]"
 )
@@ -36,25 +37,20 @@ def query(
 ) -> None:
     """List trials by hardware, model, engine and metric."""
     with output.clear_errors():
-        from tuning_db.query import select
-
         from tuning_db import open_store
+        from tuning_db.query import pick, select
 
         wanted = {name: value for name, value in only.items() if value}
         with open_store(db, readonly=True) as store:
             rows = select(store, where, sort=sort or "-ended_at", limit=limit, **wanted)
         names = columns.split(",") if columns else _columns(rows)
-        output.emit(rows, names, form, "trials")
+        machine = form in ("json", "jsonl") and not columns
+        output.emit(rows if machine else pick(rows, names), names, form, "trials")
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[str]:
-    """The fixed fields, each row's objective, quality and the knobs in which the rows differ."""
-    metrics = [
-        name
-        for name in ("tasks_per_min", "output_tok_s", "ttft_p50", "kl_mean", "weight_bytes")
-        if any(name in r for r in rows)
-    ]
-    return [*BASE, *metrics]
+    """The fixed fields and the usual metrics that any row has."""
+    return [*BASE, *(name for name in USUAL if any(f"metrics.{name}" in row for row in rows))]
 
 
 SHOW_EPILOG = """\b
