@@ -73,7 +73,8 @@ def _binned(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float6
     """KL of log-probabilities [N, k] of the same tokens, with one bin for the tokens left out."""
     rest_p, rest_q = 1 - np.exp(p).sum(1), 1 - np.exp(q).sum(1)
     tail = np.where(rest_p > 1e-6, rest_p * np.log(np.maximum(rest_p, 1e-12) / np.maximum(rest_q, 1e-12)), 0.0)
-    return np.maximum((np.exp(p) * (p - q)).sum(1) + tail, 0.0)
+    found: NDArray[np.float64] = np.maximum((np.exp(p) * (p - q)).sum(1) + tail, 0.0)
+    return found
 
 
 class Quality:

@@ -114,12 +114,8 @@ class Sampler:
             chosen: dict[str, Value] = {}
             for knob in self.space.knobs:
                 if knob.when is None or knob.when(chosen):
-                    free = knob.domain.size > 1
-                    chosen[knob.name] = (
-                        json.loads(trial.suggest_categorical(knob.name, _distribution(knob).choices))
-                        if free
-                        else knob.default
-                    )
+                    fixed = knob.domain.size == 1
+                    chosen[knob.name] = knob.default if fixed else _suggest(trial, knob)
             config = Config(chosen)
             if self._fresh(config):
                 self._pending[config.key] = trial
@@ -156,6 +152,11 @@ class Sampler:
             free = self.space.free()
             for values in itertools.product(*(knob.domain.values for knob in free)):
                 yield self.space.complete(dict(zip((knob.name for knob in free), values, strict=True)))
+
+
+def _suggest(trial: optuna.Trial, knob: Knob) -> Value:
+    value: Value = json.loads(str(trial.suggest_categorical(knob.name, _distribution(knob).choices)))
+    return value
 
 
 def _code(value: Value) -> str:

@@ -9,10 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune import hardware
 from autotune import model as models
 from autotune.bench import Bench
 from autotune.corpus import read_tokens
+from autotune.hardware import probe
 from autotune.objective import Objective
 from autotune.plan import Plan
 from autotune.quality import Gate, Quality
@@ -70,9 +70,9 @@ def prepare(plan: Plan) -> Setting:
     broken = space.broken(space.default())
     if broken:
         raise SpaceError("the default configuration breaks a rule: " + "; ".join(broken))
-    probe = hardware.probe()
+    machine = probe()
     scenario = Scenario(
-        hardware=Hardware(probe.kind, probe.facts),
+        hardware=Hardware(machine.kind, machine.facts),
         engine=plan.engine,
         engine_build=runtime.version(),
         model=facts.identity(),

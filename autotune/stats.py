@@ -113,7 +113,7 @@ def signed_rank(differences: Sequence[float]) -> float:
     for rank in ranks:
         for total, count in list(ways.items()):
             ways[total + rank] = ways.get(total + rank, 0) + count
-    return sum(count for total, count in ways.items() if total >= seen) / 2 ** len(ranks)
+    return float(sum(count for total, count in ways.items() if total >= seen) / 2 ** len(ranks))
 
 
 @dataclass(frozen=True, slots=True)

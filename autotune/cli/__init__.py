@@ -46,7 +46,7 @@ class _Lazy(click.Group):
         except click.UsageError as error:
             near = get_close_matches(args[0], COMMANDS, 1) if args else []
             if near:
-                error.message += f" Did you mean {near[0]!r}?"
+                raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
             raise
 
 

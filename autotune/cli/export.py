@@ -218,6 +218,7 @@ def serve(
 
 def _serve(host: str, port: int, load: Any, name: str | None, drain: float) -> None:
     """Take the port first: a busy one should be known before a long load."""
+    from autotune.runtimes.native.config import CheckpointError
     from autotune.runtimes.native.serve import Options, ServeError, bind, is_loopback, serve
 
     try:
@@ -228,6 +229,8 @@ def _serve(host: str, port: int, load: Any, name: str | None, drain: float) -> N
             with llm:
                 shown = name or llm.folder.resolve().name
                 alive = serve(llm, sock, Options(shown, drain), lambda url: click.echo(f"serving {shown} on {url}/v1"))
+    except CheckpointError as error:
+        output.fail(str(error), 2)
     except ServeError as error:
         output.fail(str(error), 1)
     if not alive:

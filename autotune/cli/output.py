@@ -43,11 +43,9 @@ def render(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], form: str,
         lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in cells]
         return "\n".join(lines) + "\n"
-    widths = [
-        max(len(name), *(len(line[i]) for line in cells)) if cells else len(name) for i, name in enumerate(columns)
-    ]
-    lines = [[*columns], *cells]
-    return "".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines)
+    cells.insert(0, list(columns))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() + "\n" for line in cells)
 
 
 def cell(value: Any, name: str = "") -> str:

@@ -90,9 +90,7 @@ def _latent_attention(config: ModelConfig, read: Reader, widths: Widths, index: 
     wide = config.qk_nope_head_dim + config.v_head_dim
     parts: dict[str, Linear] = {
         "a": widths.linear(key, front),
-        "q_b": widths.linear(
-            key, read(f"{at}q_b_proj.weight", heads * config.qk_nope_head_dim, config.q_lora_rank)
-        ),
+        "q_b": widths.linear(key, read(f"{at}q_b_proj.weight", heads * config.qk_nope_head_dim, config.q_lora_rank)),
         # Never packed: the absorbed form needs it dense, and the form must not change what the model answers.
         "kv_b": widths.wide(read(f"{at}kv_b_proj.weight", heads * wide, rank)),
         "o": widths.linear(key, read(f"{at}o_proj.weight", hidden, heads * config.v_head_dim)),
@@ -143,9 +141,7 @@ def _moe(config: ModelConfig, read: Reader, widths: Widths, index: int) -> MoE:
     experts = [
         _swiglu(config, read, widths, f"{index}.experts", f"mlp.experts.{expert}.", inner) for expert in range(count)
     ]
-    shared = _swiglu(
-        config, read, widths, f"{index}.shared", "mlp.shared_experts.", inner * config.n_shared_experts
-    )
+    shared = _swiglu(config, read, widths, f"{index}.shared", "mlp.shared_experts.", inner * config.n_shared_experts)
     return MoE(
         read("mlp.gate.weight", count, config.hidden_size),
         read("mlp.gate.e_score_correction_bias", count),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 import time
 import warnings
@@ -47,7 +46,7 @@ class Compiled(Eager):
         bounds = (config.linear_lower_bound, config.rms_norm_eps)
         streams, hidden = config.hc_mult, config.hidden_size
         heads, size, taps = config.linear_num_heads, config.linear_head_dim, config.linear_conv_kernel_dim
-        total, inner = (2 + streams) * streams, heads * size
+        total, inner, state = (2 + streams) * streams, heads * size, (None, heads, size, size)
         small = {"dt_bias": (inner,), "rate": (heads, 1), "taps": (taps, 3 * inner), "o_norm": (size,)}
         read = region(
             lambda s, fn, base, scale, norm: hyper.read(s, fn, base, scale, norm, sizes),
@@ -55,11 +54,13 @@ class Compiled(Eager):
             ("read", sizes),
         )
         write = region(
-            hyper.write, [(None, streams, hidden), (None, hidden), (None, streams), (None, streams, streams)], ("write",)
+            hyper.write,
+            [(None, streams, hidden), (None, hidden), (None, streams), (None, streams, streams)],
+            ("write",),
         )
         core = region(
             lambda w, f, b, g, s, *rest: kda.decode(w, f, b, g, s, dict(zip(small, rest, strict=True)), bounds),
-            [(None, taps, 3 * inner), (None, inner), (None, heads), (None, inner), (None, heads, size, size), *small.values()],
+            [(None, taps, 3 * inner), (None, inner), (None, heads), (None, inner), state, *small.values()],
             ("core", bounds),
         )
         self.ops = Ops(
@@ -108,7 +109,7 @@ def _compile(function: Callable[..., Any], shapes: list[tuple[int | None, ...]],
     program = torch.export.export(_Module(function), example, dynamic_shapes=(dynamic,))
     with tempfile.TemporaryDirectory(dir=package.parent) as folder:
         made = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / package.name))
-        os.replace(made, package)  # atomic: two launches may compile at once
+        Path(made).replace(package)  # atomic: two launches may compile at once
 
 
 POLICIES: Mapping[str, type[Eager]] = {"eager": Eager, "compiled": Compiled}
@@ -119,5 +120,3 @@ def policy(name: str, config: ModelConfig) -> Eager:
     if name not in POLICIES:
         raise NotImplementedError(f"graphs={name} needs a CUDA device, and this engine has not met one")
     return POLICIES[name](config)
-
-

@@ -14,7 +14,8 @@ def rms(x: Tensor, eps: float) -> Tensor:
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """1 / √(mean of squares + eps), [..., 1]; the squares are never written to memory."""
-    return (torch.linalg.vecdot(x, x) / x.shape[-1] + eps).rsqrt()[..., None]
+    scale: Tensor = (torch.linalg.vecdot(x, x) / x.shape[-1] + eps).rsqrt()
+    return scale[..., None]
 
 
 def read(

@@ -33,9 +33,7 @@ def convolve(x: Tensor, before: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
     return F.silu(total), padded
 
 
-def step(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token of B sequences. q, k, v, log_decay [B, H, d], beta [B, H], state [B, H, d, d] (key by value).
 
     Returns output [B, H, d] and the new state: S ← diag(exp g) S + β k (v − kᵀ diag(exp g) S)ᵀ, o = q̂ᵀ S / √d.

@@ -185,4 +185,3 @@ class Decoder:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.head(hyper.rms(hidden, self.config.rms_norm_eps) * self.norm)
-

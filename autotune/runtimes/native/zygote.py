@@ -115,7 +115,7 @@ def main() -> None:
     """Serve one tuner until its end of the pipe closes."""
     control = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import torch._inductor.package  # 1.6 s that every launch with compiled regions would pay
+    import torch._inductor.package  # noqa: F401  # 1.6 s that each launch with compiled regions would pay
 
     from autotune.runtimes.native import worker
 
