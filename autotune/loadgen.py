@@ -66,11 +66,15 @@ def drive(
     loop.set_exception_handler(lambda loop, context: None)
     cpu = time.process_time()
     start = loop.time()
+    work = loop.create_task(run(endpoint, conversations, workload.concurrency, deadline_s))
     try:
-        timelines = loop.run_until_complete(run(endpoint, conversations, workload.concurrency, deadline_s))
+        timelines = loop.run_until_complete(work)
         wall = _length(timelines, loop.time() - start)
         measured = Run(tuple(timelines), wall, time.process_time() - cpu)
     finally:
+        if not work.done():  # a signal came: let the requests end before the loop goes
+            work.cancel()
+            loop.run_until_complete(asyncio.wait([work], timeout=2 * GRACE))
         loop.run_until_complete(asyncio.wait([loop.create_task(loop.shutdown_asyncgens())], timeout=GRACE))
         loop.close()
     unmet = [t for t in timelines if t.error == CUT]

@@ -58,7 +58,7 @@ class Zygote:
         self._lock = threading.Lock()
         self._control, theirs = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "autotune.runtimes.native.zygote", str(theirs.fileno())],
+            [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             start_new_session=True,
@@ -158,7 +158,3 @@ def _wait(pid: int, seconds: float) -> int | None:
         if time.monotonic() >= end:
             return None
         time.sleep(0.002)
-
-
-if __name__ == "__main__":
-    main()
