@@ -36,7 +36,7 @@ class Plan:
     blocks: int = 7
     max_kl: float = 0.02
     max_perplexity: float = 1.01
-    quality_tokens: int = 4096
+    quality_tokens: int = 2048
     deadline: float = 120.0
     knobs: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)

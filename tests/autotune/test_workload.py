@@ -43,7 +43,7 @@ def test_a_copied_file_is_the_same_workload(tmp_path):
 
 def test_the_longest_sequence_bounds_all():
     workload = load_workload("task")
-    assert workload.longest == 4 * (128 + 20)
+    assert workload.longest == workload.turns[1] * (workload.prompt[1] + workload.output[1])
     assert load_workload("shared").longest == 384 + 64 + 16
     for c in build(workload, SOURCE, 1):
         assert sum(len(t.tokens) + t.max_tokens for t in c.turns) <= workload.longest

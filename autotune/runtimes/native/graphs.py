@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import tempfile
 import time
 import warnings
@@ -110,6 +112,20 @@ def _compile(function: Callable[..., Any], shapes: list[tuple[int | None, ...]],
     with tempfile.TemporaryDirectory(dir=package.parent) as folder:
         made = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / package.name))
         Path(made).replace(package)  # atomic: two launches may compile at once
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch would call, None where there is none."""
+    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
+
+
+def preload() -> None:
+    """What each launch with compiled regions would otherwise do again: imports, and probing the vector units (2 s)."""
+    if compiler() is not None:
+        import torch._inductor.package
+        from torch._inductor import cpu_vec_isa
+
+        cpu_vec_isa.valid_vec_isa_list()
 
 
 POLICIES: Mapping[str, type[Eager]] = {"eager": Eager, "compiled": Compiled}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-
+from autotune.runtimes.native.graphs import compiler
 from autotune.runtimes.native.quant.linear import refusals
 from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS
 
@@ -17,6 +16,6 @@ def refused() -> dict[str, str]:
         else:
             groups = [g for g in (*LAYER_GROUPS, *MODEL_GROUPS) if g != "embedding"]
             found |= {f"bits_{group}={name}": reason for group in groups}
-    if shutil.which("g++") is None and shutil.which("c++") is None:
+    if compiler() is None:
         found["graphs=compiled"] = "torch.compile needs a C++ compiler (install g++)"
     return found

@@ -115,9 +115,9 @@ def main() -> None:
     """Serve one tuner until its end of the pipe closes."""
     control = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import torch._inductor.package  # noqa: F401  # 1.6 s that each launch with compiled regions would pay
+    from autotune.runtimes.native import graphs, worker
 
-    from autotune.runtimes.native import worker
+    graphs.preload()
 
     with contextlib.suppress(EOFError, OSError):
         while True:
