@@ -90,7 +90,13 @@ def test_broken_plans(autotune, home: Path, text: str, word: str) -> None:
     refused(autotune("search", "--plan", "broken.toml"), 2, word)
 
 
-@pytest.mark.parametrize("words", [("--budget", "0"), ("--budget", "-3"), ("--max-kl", "nan"), ("--objective", "taks_per_min"), ("--engine", "natve"), ("--workload", "chats")])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--budget", "0"), ("--budget", "-3"), ("--max-kl", "nan"), ("--objective", "taks_per_min"),
+        ("--engine", "natve"), ("--workload", "chats"),
+    ],
+)  # fmt: skip
 def test_wrong_options(autotune, words: tuple[str, ...]) -> None:
     refused(autotune("search", *words), 2)
 

@@ -1,4 +1,4 @@
-"""A real search on the real engine, as a user runs it: what it prints, stores, exports, and how it goes on after a kill."""
+"""A real search on the real engine as a user runs it: what it prints, stores, exports, and how it survives a kill."""
 
 from __future__ import annotations
 
