@@ -122,7 +122,7 @@ def compiler() -> str | None:
 def preload() -> None:
     """What each launch with compiled regions would otherwise do again: imports, and probing the vector units (2 s)."""
     if compiler() is not None:
-        import torch._inductor.package
+        import torch._inductor.package  # noqa: F401
         from torch._inductor import cpu_vec_isa
 
         cpu_vec_isa.valid_vec_isa_list()
