@@ -23,7 +23,8 @@ attention and caches can be measured for speed *and* for quality on any machine.
 | order-2 byte model of the same training text | {order2_bits_per_byte:.3f} |
 | **this model** | **{bits_per_byte:.3f}** |
 
-Measured over {held_out_bytes:,} bytes of `../heldout.txt`, in windows of 1,024 bytes, each read from an empty context.
+Measured over `../heldout.txt` ({held_out_bytes:,} bytes) in whole windows of 1,024 bytes, each read from an empty
+context; the order-2 model reads the text in one piece.
 
 ## Files
 
