@@ -1,80 +1,94 @@
-"""What each knob does by itself: every value changed alone around the default and the winner, in interleaved blocks."""
+"""What each dimension does by itself: changed alone from the default, and taken back alone from the winner.
+
+The two can differ, and that difference is why dimensions are searched together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune import stats
 from autotune.objective import Objective
 from autotune.outcome import Status
 from autotune.tune import Tuner, round_name
-from search_spaces import Config, Space, Value
+from search_spaces import Config, Space
 from tuning_db import Trial
 
 STAGE = "effects"
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
-    """One knob value against the base's own: speed as a ratio (above 1 is better), quality as mean KL in nats.
+class Change:
+    """One configuration to compare with ``base``: ``what`` differs, in ``dimension``."""
 
-    ``ratio`` is None where the value did not run; ``status`` says how it ended. ``kl`` is the value's own KL.
+    dimension: str
+    what: str
+    base: Config
+    config: Config
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A change's measured effect: speed as a ratio to its base (above 1 is better), quality as mean KL in nats.
+
+    ``ratio`` is None where one of the two did not run; ``status`` says how the change ended.
     """
 
-    base: str
-    group: str
-    knob: str
-    was: Value
-    value: Value
+    change: Change
     ratio: stats.Interval | None
-    verdict: str
     kl: float | None
     status: str
 
 
-def variants(space: Space, base: Config) -> list[tuple[str, Value, Config]]:
-    """Every configuration that differs from ``base`` in one active knob and breaks no rule."""
-    found = []
+def by_dimension(space: Space, default: Config, winner: Config) -> list[Change]:
+    """For each dimension in which the winner differs: its values alone on the default, and the winner without them."""
+    changes = []
+    for group in dict.fromkeys(knob.group for knob in space.free()):
+        names = [knob.name for knob in space.free() if knob.group == group]
+        theirs = {name: winner[name] for name in names if name in winner}
+        ours = {name: default[name] for name in names if name in default}
+        differing = " ".join(f"{n}={v}" for n, v in theirs.items() if default.get(n) != v)
+        if differing:
+            changes.append(Change(group, differing, default, space.complete({**default, **theirs})))
+            kept = {name: value for name, value in winner.items() if name not in names}
+            changes.append(Change(group, differing, winner, space.complete({**kept, **ours})))
+    return [change for change in changes if not space.broken(change.config)]
+
+
+def by_value(space: Space, base: Config) -> list[Change]:
+    """Every other value of every active knob, one at a time."""
+    changes = []
     for knob in space.free():
         for value in knob.domain.values if knob.name in base else ():
-            if value != base[knob.name]:
-                config = space.complete({**base, knob.name: value})
-                if not space.broken(config):
-                    found.append((knob.name, value, config))
-    return found
+            config = space.complete({**base, knob.name: value})
+            if value != base[knob.name] and not space.broken(config):
+                changes.append(Change(knob.group, f"{knob.name}={value}", base, config))
+    return changes
 
 
-def measure(tuner: Tuner, bases: Sequence[Config], blocks: int) -> Iterator[Trial]:
-    """Measure all variants of each base; resumes like a confirmation."""
-    for base in bases:
-        yield from tuner.interleave(STAGE, _contenders(tuner.space, base), blocks)
+def measure(tuner: Tuner, changes: Sequence[Change], blocks: int) -> Iterator[Trial]:
+    """Measure all changes and their bases in interleaved blocks; resumes like a confirmation."""
+    return tuner.interleave(STAGE, _contenders(changes), blocks)
 
 
-def table(space: Space, bases: Mapping[str, Config], rows: Sequence[Trial], objective: Objective) -> list[Effect]:
+def table(changes: Sequence[Change], rows: Sequence[Trial], objective: Objective) -> list[Effect]:
     """The effects from stored rows alone."""
+    name = round_name(_contenders(changes))
+    mine = [row for row in rows if row.provenance.get("round") == name]
+    values: dict[str, dict[int, float]] = {}
+    for trial in mine:
+        raw = objective.raw(trial.metrics)
+        if raw is not None and trial.status in (Status.OK, Status.QUALITY):
+            values.setdefault(trial.config_key, {})[trial.block] = raw
     effects = []
-    for label, base in bases.items():
-        name = round_name(_contenders(space, base))
-        mine = [t for t in rows if t.provenance.get("round") == name]
-        values: dict[str, dict[int, float]] = {}
-        for trial in mine:
-            raw = objective.raw(trial.metrics)
-            if raw is not None and trial.status in (Status.OK, Status.QUALITY):
-                values.setdefault(trial.config_key, {})[trial.block] = raw
-        for knob, value, config in variants(space, base):
-            ratio = stats.ratio(values.get(config.key, {}), values.get(base.key, {}), objective.higher)
-            ended = [t for t in mine if t.config_key == config.key]
-            effects.append(
-                Effect(
-                    label, space.knob(knob).group, knob, base[knob], value, ratio,
-                    str(stats.verdict(ratio)) if ratio else "-",
-                    next((t.metrics["kl_mean"] for t in ended if "kl_mean" in t.metrics), None),
-                    ended[-1].status if ended else "-",
-                )
-            )  # fmt: skip
+    for change in changes:
+        ended = [row for row in mine if row.config_key == change.config.key]
+        kl = next((row.metrics["kl_mean"] for row in ended if "kl_mean" in row.metrics), None)
+        ratio = stats.ratio(values.get(change.config.key, {}), values.get(change.base.key, {}), objective.higher)
+        effects.append(Effect(change, ratio, kl, ended[-1].status if ended else "-"))
     return effects
 
 
-def _contenders(space: Space, base: Config) -> list[Config]:
-    return [base, *(config for _, _, config in variants(space, base))]
+def _contenders(changes: Sequence[Change]) -> list[Config]:
+    return list(dict.fromkeys(config for change in changes for config in (change.base, change.config)))

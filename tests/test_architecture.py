@@ -16,6 +16,7 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
 )
 LAYERS = (
+    ("__main__",),
     ("cli",),
     ("effects",),
     ("setting", "tune", "report", "exporters"),

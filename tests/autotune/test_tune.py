@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.bench import Bench
-from autotune.effects import measure, table
+from autotune.effects import by_dimension, by_value, measure, table
 from autotune.objective import Objective
 from autotune.outcome import Status
 from autotune.quality import Gate, Quality
@@ -198,18 +198,29 @@ def test_an_exhausted_space_ends_early(store: Store, tmp_path: Path) -> None:
     assert len(list(study.search())) == tiny.size()
 
 
-def test_effects_find_what_each_knob_does(store: Store, tmp_path: Path) -> None:
-    study = tuner(store, tmp_path)
-    bases = {"default": SPACE.default()}
-    list(measure(study, list(bases.values()), 2))
-    effects = table(SPACE, bases, study.stored("effects"), study.study.objective)
-    found = {(e.knob, e.value): e for e in effects}
-    compiled = found["graphs", "compiled"]
+def test_effects_of_single_values_are_the_landscapes(store: Store, tmp_path: Path) -> None:
+    study, changes = tuner(store, tmp_path), by_value(SPACE, SPACE.default())
+    list(measure(study, changes, 2))
+    found = {e.change.what: e for e in table(changes, study.stored("effects"), study.study.objective)}
+    compiled = found["graphs=compiled"]
     assert compiled.ratio is not None and compiled.ratio.mean == pytest.approx(1.3, rel=0.1)
-    assert compiled.group == "graphs"
-    four = found["bits_experts", 4]
+    assert compiled.change.dimension == "graphs"
+    four = found["bits_experts=4"]
     assert four.kl is not None and four.kl == pytest.approx(0.006, rel=0.2)
-    assert list(measure(study, list(bases.values()), 2)) == []
+    assert list(measure(study, changes, 2)) == []
+
+
+def test_effects_of_dimensions_stand_both_ways(store: Store, tmp_path: Path) -> None:
+    study = tuner(store, tmp_path)
+    winner = SPACE.complete({"bits_experts": 8, "graphs": "compiled", "prefix_reuse": True})
+    changes = by_dimension(SPACE, SPACE.default(), winner)
+    assert {c.dimension for c in changes} == {"bits", "graphs", "cache"}
+    list(measure(study, changes, 2))
+    effects = table(changes, study.stored("effects"), study.study.objective)
+    graphs = {e.change.base == winner: e for e in effects if e.change.dimension == "graphs"}
+    assert graphs[False].ratio is not None and graphs[False].ratio.mean == pytest.approx(1.3, rel=0.1)
+    assert graphs[True].ratio is not None and graphs[True].ratio.mean == pytest.approx(1 / 1.3, rel=0.1)
+    assert graphs[True].change.config == SPACE.complete({"bits_experts": 8, "prefix_reuse": True})
 
 
 def run_by_run(factory: Callable[[], Tuner]) -> int:

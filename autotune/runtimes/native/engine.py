@@ -37,6 +37,8 @@ class Engine:
     def __init__(self, folder: Path, config: Mapping[str, Value]) -> None:
         start = time.monotonic()
         torch.set_grad_enabled(False)
+        if torch.cuda.is_available():  # a default device costs microseconds an operation, so none is set on CPU
+            torch.set_default_device("cuda")
         torch.set_num_threads(int(config["threads"]))
         self.knobs, self.model = dict(config), read_config(folder)
         self.widths = Widths(
@@ -191,7 +193,7 @@ class Engine:
                 logs = logits.log_softmax(-1)
                 actual = logs.gather(1, torch.tensor(ids[start + 1 : start + count + 1])[:, None])[:, 0]
                 best = logs.topk(top, -1)
-                rows.append((actual.numpy(), best.indices.to(torch.int32).numpy(), best.values.numpy()))
+                rows.append(tuple(t.cpu().numpy() for t in (actual, best.indices.to(torch.int32), best.values)))
         finally:
             self.blocks.release(blocks)
         return Score(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
@@ -225,6 +227,6 @@ class Engine:
 
 def _draw(logits: Tensor, sequence: Sequence) -> int:
     """A token at the sequence's temperature; the draw depends only on its seed and position, never on the batch."""
-    source = torch.Generator().manual_seed(sequence.seed * 1_000_003 + sequence.produced)
+    source = torch.Generator(logits.device).manual_seed(sequence.seed * 1_000_003 + sequence.produced)
     weights = (logits / sequence.temperature).softmax(-1)
     return int(torch.multinomial(weights, 1, generator=source))

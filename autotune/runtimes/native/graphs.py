@@ -90,7 +90,8 @@ def region(function: Callable[..., Any], shapes: list[tuple[int | None, ...]], n
     ``name`` and the shapes identify the package on disk, together with torch, the processor and our own source.
     """
     sources = [Path(module.__file__ or "").read_bytes() for module in (hyper, kda)]
-    identity = repr((name, shapes, torch.__version__, torch.backends.cpu.get_cpu_capability())).encode()
+    where = (str(torch.get_default_device()), torch.backends.cpu.get_cpu_capability())
+    identity = repr((name, shapes, torch.__version__, where)).encode()
     key = hashlib.sha256(b"".join([identity, *sources])).hexdigest()[:24]
     folder = platformdirs.user_cache_path("autotune", ensure_exists=True) / "graphs"
     folder.mkdir(exist_ok=True)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
+import torch
+
 from autotune.runtimes.native.graphs import compiler
 from autotune.runtimes.native.quant.linear import refusals
 from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS
 
 
+def probe() -> dict[str, Any]:
+    """The facts that narrow the native space: device, cores, and ``refused`` values with their reasons."""
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.set_default_device("cuda")
+    return {"devices": 1, "cuda": cuda, "cores": len(os.sched_getaffinity(0)), "refused": refused()}
+
+
 def refused() -> dict[str, str]:
     """The values that narrowing must remove here."""
-    found: dict[str, str] = {}
+    found: dict[str, str] = {"graphs=cuda": "the engine does not capture CUDA graphs yet"}
     for name, reason in refusals().items():
         if name == "int8_both":
             found["activations=int8_tensor"] = reason

@@ -40,13 +40,13 @@ class NativeRuntime:
         return {"source": digest.hexdigest()[:16], "torch": metadata.version("torch")}
 
     def capabilities(self) -> Mapping[str, Any]:
-        return {"devices": 1, "cuda": False, "cores": len(os.sched_getaffinity(0)), "refused": self._refused}
+        return self._probed
 
     @cached_property
-    def _refused(self) -> Mapping[str, str]:
+    def _probed(self) -> Mapping[str, Any]:
         child = zygote().spawn(Path(os.devnull), self.folder, {})
         try:
-            found: Mapping[str, str] = _receive(child, time.monotonic() + 120)[1]
+            found: Mapping[str, Any] = _receive(child, time.monotonic() + 120)[1]
             return found
         finally:
             child.end()

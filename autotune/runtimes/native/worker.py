@@ -12,15 +12,15 @@ from typing import Any
 from autotune.outcome import Status
 from autotune.runtimes.native.config import CheckpointError
 from autotune.runtimes.native.engine import Engine
-from autotune.runtimes.native.probe import refused
+from autotune.runtimes.native.probe import probe
 
 MEMORY_WORDS = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 
 
 def run(pipe: Connection, folder: Path, config: Mapping[str, Any]) -> None:
-    """Serve one launch. An empty ``config`` asks only for what this machine refuses."""
+    """Serve one launch. An empty ``config`` asks only what this machine can run."""
     if not config:
-        pipe.send(("ready", refused()))
+        pipe.send(("ready", probe()))
         return
     try:
         engine = Engine(folder, config)

@@ -57,7 +57,7 @@ class Int8:
         self.nbytes = self.weight.nbytes + scale.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= FEW_ROWS[self.kernel]:
+        if x.shape[0] <= FEW_ROWS[self.kernel] and not x.is_cuda:
             return torch._weight_int8pack_mm(x.bfloat16(), self.weight, self.scale).float()
         # int8 fits into bf16 exactly, so the scale can wait for the output.
         return F.linear(x.bfloat16(), self.weight.bfloat16()).float() * self.scale.float()
@@ -147,7 +147,8 @@ def unpack(packed: Tensor, out: int, inputs: int, block: int) -> Tensor:
 @cache
 def packed_block() -> int:
     """Columns a block of the packing on this processor: 64 with AVX-512, 32 with AVX2, 0 when it is neither."""
-    codes = torch.randint(0, 16, (64, 32), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    source = torch.Generator("cpu").manual_seed(0)
+    codes = torch.randint(0, 16, (64, 32), generator=source, dtype=torch.int32, device="cpu")
     packed = torch._convert_weight_to_int4pack_for_cpu(codes, 1)
     for width in (64, 32):
         found = unpack(packed, 64, 32, width).permute(0, 2, 1).reshape(64, 32)
