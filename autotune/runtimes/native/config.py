@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -63,9 +64,9 @@ def read_config(folder: Path) -> ModelConfig:
         raise CheckpointError(f"cannot read {file}: {error.strerror}; give --model a checkpoint folder") from None
     except ValueError as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(whole, dict):
-        raise CheckpointError(f"{file} is not a JSON object")
-    text = whole.get("text_config", whole)
+    text = whole.get("text_config", whole) if isinstance(whole, dict) else None
+    if not isinstance(text, dict):
+        raise CheckpointError(f"{file}: the whole and its text_config must be JSON objects")
     kind = str(text.get("model_type", whole.get("model_type", "")))
     if kind not in ("glm5_next_text", "glm5_next"):
         raise CheckpointError(f"{file}: model_type is {kind!r}; the native engine runs glm5_next only")
@@ -73,7 +74,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _checked(file: Path, text: Mapping[str, Any], whole: Mapping[str, Any]) -> ModelConfig:
-    linear = text.get("linear_attn_config") or {}
+    linear = _kind(file, "linear_attn_config", text.get("linear_attn_config") or {}, dict)
     renamed = {
         "linear_head_dim": linear.get("head_dim"),
         "linear_num_heads": linear.get("num_heads"),
@@ -95,19 +96,29 @@ def _checked(file: Path, text: Mapping[str, Any], whole: Mapping[str, Any]) -> M
         values[field.name] = _number(file, field.name, value, field.type == "int")
     count = values["num_hidden_layers"]
     usual = ["indexed_attention" if i % 4 == 3 else "linear_attention" for i in range(count)]
-    layers = text.get("layer_types") or usual
-    dense = int(text.get("first_k_dense_replace", 3))
-    mlps = text.get("mlp_layer_types") or ["dense" if i < dense else "sparse" for i in range(count)]
-    if len(layers) != count or len(mlps) != count or {*layers} - {*KINDS} or {*mlps} - {"dense", "sparse"}:
+    layers = _kind(file, "layer_types", text.get("layer_types") or usual, list)
+    dense = _kind(file, "first_k_dense_replace", text.get("first_k_dense_replace", 3), int)
+    by_depth = ["dense" if i < dense else "sparse" for i in range(count)]
+    mlps = _kind(file, "mlp_layer_types", text.get("mlp_layer_types") or by_depth, list)
+    unknown = [k for k in layers if k not in [*KINDS]] + [k for k in mlps if k not in ["dense", "sparse"]]
+    if len(layers) != count or len(mlps) != count or unknown:
         raise CheckpointError(f"{file}: layer_types and mlp_layer_types must name {count} layers of known kinds")
     _refuse(file, text, values)
     eos = text.get("eos_token_id", whole.get("eos_token_id"))
-    ends = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
+    several = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    ends = tuple(_kind(file, "eos_token_id", end, int) for end in several)
     return ModelConfig(**values, layers=tuple(KINDS[k] for k in layers), mlps=tuple(mlps), eos=ends)
 
 
+def _kind(file: Path, name: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise CheckpointError(f"{file}: {name} must be of type {kind.__name__}, not {value!r}")
+    return value
+
+
 def _number(file: Path, name: str, value: Any, whole: bool) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (whole and value != int(value)):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or (whole and value != int(value)):
         raise CheckpointError(f"{file}: {name} must be a number, not {value!r}")
     if name == "linear_lower_bound":
         if not -5.0 <= value < 0:

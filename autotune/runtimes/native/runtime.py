@@ -145,6 +145,7 @@ class NativeEndpoint:
         try:
             return _receive(self._child, end)
         except TimeoutError:
+            self._detach()
             self._child.end()
             raise EngineError(Status.TIMEOUT, phase, "the engine gave no answer in time", self._tail()) from None
         except (EOFError, OSError):
@@ -156,6 +157,11 @@ class NativeEndpoint:
         if loop is not self._loop:
             self._loop = loop
             loop.add_reader(self._child.pipe.fileno(), self._pump)
+
+    def _detach(self) -> None:
+        """Stop watching the pipe; a closed one has no number left to stop by."""
+        if self._loop is not None and not self._loop.is_closed() and not self._child.pipe.closed:
+            self._loop.remove_reader(self._child.pipe.fileno())
 
     def _pump(self) -> None:
         try:
@@ -180,8 +186,7 @@ class NativeEndpoint:
     def _fail(self, error: EngineError) -> None:
         """The engine is gone: every stream ends now, and every later call says why."""
         self._failure = error
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._child.pipe.fileno())
+        self._detach()
         for queue in self._queues.values():
             queue.put_nowait(error)
 
@@ -191,6 +196,7 @@ class NativeEndpoint:
 
     def _death(self, phase: str) -> EngineError:
         """Why the pipe closed, from the child's wait status."""
+        self._detach()
         status = self._child.end(patience=5.0)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)

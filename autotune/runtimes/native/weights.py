@@ -40,9 +40,13 @@ class Checkpoint:
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             try:
-                return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            except (ValueError, KeyError, AttributeError, TypeError):
+                names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+            except (OSError, ValueError, KeyError, AttributeError, TypeError):
                 raise CheckpointError(f"{index} is no safetensors index; download it again") from None
+            wrong = next((n for n in names if Path(n).name != n or not n.endswith(".safetensors")), None)
+            if wrong is not None:
+                raise CheckpointError(f"{index} names {wrong!r}, which is no .safetensors file of this folder")
+            return names
         names = sorted(path.name for path in folder.glob("*.safetensors"))
         if not names:
             raise CheckpointError(f"{folder} holds no .safetensors file; pickled weights are never loaded")
