@@ -102,7 +102,8 @@ BITS = (
         when=_uses(8), refuse=_backend("activations"), quality=True, restart="reload",
     ),
     Knob(
-        "compute", "bits", Choice(("fp32", "bf16")), "fp32", "Type in which 16-bit layers are multiplied.",
+        "compute", "bits", Choice(("fp32", "bf16")), "fp32",
+        "Type in which 16-bit layers are stored and multiplied (fp32 takes twice the memory).",
         refuse=_backend("compute"), quality=True, restart="reload",
     ),
 )  # fmt: skip

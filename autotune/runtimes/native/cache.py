@@ -66,6 +66,10 @@ class Snapshot:
 
     layers: tuple[tuple[Tensor, Tensor], ...]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
+
 
 @dataclass(slots=True)
 class Block:

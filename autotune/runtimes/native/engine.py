@@ -217,7 +217,7 @@ class Engine:
             "preemptions": float(counts.preemptions),
             "kv_peak_tokens": float(counts.peak_blocks * size),
             "weight_bytes": float(sum(weight_bytes(self.decoder).values())),
-            "cache_bytes": float(self.decoder.cache_bytes),
+            "cache_bytes": float(self.decoder.cache_bytes + sum(s.nbytes for s in self.blocks.states.values())),
             "peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
             "cpu_seconds": time.process_time() - self._began,
             "load_seconds": self.load_seconds,

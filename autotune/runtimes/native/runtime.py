@@ -128,7 +128,10 @@ class NativeEndpoint:
         while number not in self._results:
             self._take(self._read(end, name))
             self._check()
-        return self._results.pop(number)
+        found = self._results.pop(number)
+        if isinstance(found, ValueError):
+            raise EngineError(Status.UNSUPPORTED, name, str(found))
+        return found
 
     def _number(self) -> int:
         self._next += 1

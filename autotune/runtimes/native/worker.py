@@ -68,4 +68,7 @@ def _answer(engine: Engine, pipe: Connection, message: tuple[Any, ...]) -> None:
         engine.abort(number)
     else:
         call: Callable[..., Any] = getattr(engine, rest[0])
-        pipe.send(("result", number, call(*rest[1:])))
+        try:
+            pipe.send(("result", number, call(*rest[1:])))
+        except ValueError as error:
+            pipe.send(("result", number, error))

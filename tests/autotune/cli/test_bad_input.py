@@ -139,7 +139,7 @@ def test_a_full_disk(autotune, home: Path, environment) -> None:
     assert "full.db" in done.stderr
 
 
-def test_questions_without_an_answer(autotune) -> None:
+def test_questions_without_an_answer(searched, autotune) -> None:
     refused(autotune("show", "ffffffff"), 2)
     refused(autotune("query", "tasks_per_mn>3"), 2)
     refused(autotune("export", "-o", "-", "--db", "empty.db"), 2, "run `autotune search` first")
