@@ -65,9 +65,11 @@ def oracle(model: Any, prompts: list[list[int]], count: int) -> tuple[float, flo
     return sum(map(len, prompts)) / (middle - start), len(prompts) * (count - 1) / done
 
 
-def against_transformers(rounds: int, threads: int, length: int) -> dict[str, float]:
+def against_transformers(rounds: int, threads: int, length: int, count: int) -> dict[str, float]:
     """Ratios to transformers: prefill at batch 1, decode at batch 1 and 8, by the best native variant and by each."""
-    from transformers import Glm5NextForConditionalGeneration
+    from transformers import Glm5NextForConditionalGeneration, logging
+
+    logging.set_verbosity_error()
 
     folder, text = reference_model(), list(heldout_text().encode())
     model = Glm5NextForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
@@ -86,7 +88,7 @@ def against_transformers(rounds: int, threads: int, length: int) -> dict[str, fl
         speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
         for _ in range(rounds + 1):
             for name, run in variants.items():
-                speeds[name].append(run(prompts, 33))
+                speeds[name].append(run(prompts, count))
         for phase, index in (("prefill", 0), (f"decode_{batch}", 1)):
             base = statistics.median(s[index] for s in speeds["transformers"][1:])
             print(f"{phase}, batch {batch}: transformers {base:.0f} tokens/s")
@@ -146,7 +148,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     rounds = 1 if options.quick else 5
-    found = against_transformers(rounds, options.threads, 128 if options.quick else 512)
+    found = against_transformers(rounds, options.threads, *((128, 9) if options.quick else (512, 33)))
     found |= against_bandwidth(1024 if options.quick else 2048, rounds, options.threads)
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
 
