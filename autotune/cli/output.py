@@ -55,8 +55,8 @@ def cell(value: Any, name: str = "") -> str:
     if isinstance(value, float) or (isinstance(value, int) and name.endswith("bytes")):
         from autotune.metrics import METRICS
 
-        metric = METRICS.get(name)
-        return quantity(float(value), metric.unit) if metric else f"{value:.4g}"
+        unit = METRICS[name].unit if name in METRICS else "B" if name.endswith("bytes") else ""
+        return quantity(float(value), unit)
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False)
     return _printable(str(value))

@@ -39,6 +39,7 @@ def test_people_see_units_and_no_control_characters() -> None:
     table = render(ROWS, COLUMNS, "table")
     assert "12.3 ms" in table and "17 MiB" in table
     assert "\x1b" not in table and table.count("\n") == 3
+    assert cell(25_769_803_776, "memory_bytes") == "24 GiB"
     assert "b\\|" in render(ROWS, COLUMNS, "md")
     assert render([], COLUMNS, "table").splitlines() == ["  ".join(COLUMNS)]
 
