@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from search_spaces import load
 from tuning_db import open_store
 
 PLAN = ("--plan", "plan.toml")
@@ -136,3 +137,20 @@ def test_a_second_search_on_the_machine_is_refused(environment: dict[str, str], 
     finally:
         running.kill()
         running.communicate()
+
+
+def test_a_real_configuration_outside_the_gate_cannot_win(autotune, home: Path) -> None:
+    """Four bits answer differently: under a gate of almost no KL they are measured, stored, and never finalists."""
+    free = {"bits_attention": (4, 16), "bits_experts": (4, 16)}
+    space = load("native")
+    knobs = {k.name: free.get(k.name, (k.default,)) for k in space.knobs if k.name != "bits_group_size"}
+    lines = [f"{name} = {json.dumps(values)}" for name, values in knobs.items()]
+    (home / "strict.toml").write_text("\n".join(["max_kl = 1e-5", "quality_tokens = 128", "[knobs]", *lines]))
+    done = autotune("search", "--budget", "4", "--plan", "strict.toml", "--db", "strict.db")
+    assert done.returncode == 3, done.stderr
+    assert "no configuration other than the default passed the quality gate" in done.stderr
+    with open_store(home / "strict.db", readonly=True) as store:
+        trials = store.trials(stage="search")
+    assert [t.status for t in trials] == ["ok", "quality", "quality", "quality"]
+    assert all(t.metrics["tasks_per_min"] > 0 and t.metrics["kl_mean"] > 1e-5 for t in trials[1:])
+    assert all("limit 1e-05" in t.reason for t in trials[1:])
