@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from autotune.exporters.base import Export, ExportError
+from autotune.runtimes.native.runtime import serve_command
 
 ENVIRONMENT = {"native": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}}
 """What must be set before an engine's process starts, as it was when the configuration was measured."""
@@ -19,9 +20,7 @@ class Shell:
 
     def render(self, export: Export) -> dict[str, str]:
         """See `Exporter`. Raises ExportError for a NUL character, which no command line can hold."""
-        words = ["autotune", "serve", "--engine", export.engine, "--model", export.folder]
-        for name, value in sorted(export.config.items()):
-            words += ["--set", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
+        words = serve_command(export.folder, export.config, export.engine)
         if any("\0" in word for word in words):
             raise ExportError("a shell script cannot hold the NUL character in this export; use --to json")
         pairs = zip(words[2::2], words[3::2], strict=True)

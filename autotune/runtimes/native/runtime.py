@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 from autotune.outcome import EngineError, Status
 from autotune.runtimes.base import Chunk, Generation, RequestError, Score
 from autotune.runtimes.native.zygote import Child, zygote
-from search_spaces import Config
+from search_spaces import Config, Value
 
 LAUNCH_SECONDS = 600.0
 CALL_SECONDS = 600.0
@@ -52,8 +53,7 @@ class NativeRuntime:
             child.end()
 
     def command(self, config: Config) -> list[str]:
-        """The server that runs this configuration outside the tuner, from an export file."""
-        return ["autotune", "serve", "best.json"]
+        return serve_command(str(self.folder), config)
 
     @contextmanager
     def launch(self, config: Config, log: Path) -> Iterator[NativeEndpoint]:
@@ -65,6 +65,14 @@ class NativeRuntime:
             yield endpoint
         finally:
             child.end()
+
+
+def serve_command(folder: str, config: Mapping[str, Value], engine: str = "native") -> list[str]:
+    """The argv that serves exactly this configuration outside the tuner."""
+    words = ["autotune", "serve", "--engine", engine, "--model", folder]
+    for name, value in sorted(config.items()):
+        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return words
 
 
 class NativeEndpoint:

@@ -67,8 +67,9 @@ class Scheduler:
             if sequence in self.running and self._grow(sequence, sequence.done + count):
                 budget -= count
                 yield sequence, count
-        while budget > 0 and self.waiting and self.slots and self._admit(self.waiting[0]):
+        while budget > 0 and self.waiting and self.slots:
             sequence = self.waiting.popleft()
+            self._admit(sequence)
             count = min(budget, len(sequence.tokens) - sequence.done)
             if not self._room(sequence, sequence.done + count):
                 self._stop(sequence)
@@ -86,11 +87,11 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def _admit(self, sequence: Sequence) -> bool:
+    def _admit(self, sequence: Sequence) -> None:
+        """A state slot, and whatever blocks of its prefix are known."""
         sequence.slot = self.slots.pop()
         sequence.blocks, sequence.restore = self.blocks.match(sequence.tokens)
         sequence.done = len(sequence.blocks) * self.blocks.size
-        return True
 
     def _room(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for ``tokens`` tokens, taking nothing from anybody."""

@@ -65,6 +65,7 @@ def test_dry_run_shows_the_plan_and_measures_nothing(autotune, home: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "budget           7" in done.stdout and "--budget" in done.stdout and "AUTOTUNE_WORKLOAD" in done.stdout
     assert "removed    graphs=cuda: CUDA graphs need a CUDA device" in done.stdout
+    assert "autotune serve --engine native" in done.stdout and "--set kda_chunk=64" in done.stdout
     assert not (home / "never.db").exists()
 
 
