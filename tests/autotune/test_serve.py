@@ -89,6 +89,18 @@ def test_logprobs_are_those_of_the_answer(running: Start) -> None:
         assert found["top_logprobs"] == [{"A": 0.0, "B": -1.0}] * 3
 
 
+def test_logprobs_wait_for_an_idle_engine_and_starve_nobody(running: Start) -> None:
+    with running(seconds=0.005, connections=64) as server, ThreadPoolExecutor(24) as pool:
+        jobs = [
+            pool.submit(server.complete, prompt="abc", max_tokens=5 + n, **({"logprobs": 1} if n % 3 == 0 else {}))
+            for n in range(24)
+        ]
+        answers = [job.result() for job in jobs]
+        assert [status for status, _ in answers] == [200] * 24
+        assert [len(a["choices"][0]["text"]) for _, a in answers] == [5 + n for n in range(24)]
+        assert all((a["choices"][0]["logprobs"] is not None) == (n % 3 == 0) for n, (_, a) in enumerate(answers))
+
+
 def test_many_at_once_each_get_their_own(running: Start) -> None:
     with running(seconds=0.001, connections=64) as server, ThreadPoolExecutor(24) as pool:
         prompts = [f"<{n}>" for n in range(48)]

@@ -51,6 +51,8 @@ class Scripted:
         self.live.pop(request_id, None)
 
     def score(self, sequences: Sequence[Sequence[int]], top: int) -> list[Score]:
+        if self.live:
+            raise RuntimeError("score needs an idle engine")
         found = []
         for sequence in sequences:
             rows = len(sequence) - 1
@@ -63,7 +65,7 @@ class Scripted:
         return {"attention": "absorbed"}
 
     def counters(self) -> Mapping[str, float]:
-        return {"prefix_hits": 3.0, "kv_usage": 0.5}
+        return {"prefix_hits": 3.0, "kv_used_tokens": 50.0}
 
 
 class ScriptedLLM:

@@ -215,6 +215,7 @@ class Engine:
             "prefix_hits": float(counts.hits),
             "evictions": float(counts.evictions),
             "preemptions": float(counts.preemptions),
+            "kv_used_tokens": float(sum(block.users > 0 for block in self.blocks.table) * size),
             "kv_peak_tokens": float(counts.peak_blocks * size),
             "weight_bytes": float(sum(weight_bytes(self.decoder).values())),
             "cache_bytes": float(self.decoder.cache_bytes + sum(s.nbytes for s in self.blocks.states.values())),

@@ -159,7 +159,10 @@ class Service:
         await connection.respond(503 if reason else 200, {"status": reason or "ok"})
 
     async def _metrics(self, request: Request, connection: Connection) -> None:
-        text = prometheus(self.driver, {} if self.driver.failure else await self.driver.counters())
+        counters = {} if self.driver.failure else dict(await self.driver.counters())
+        if "kv_used_tokens" in counters:
+            counters["kv_usage"] = counters["kv_used_tokens"] / self.bounds.tokens
+        text = prometheus(self.driver, counters)
         await connection.respond(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _completions(self, request: Request, connection: Connection) -> None:

@@ -48,7 +48,9 @@ class Driver:
         self._engine, self._loop = engine, loop
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._live: dict[int, _Live] = {}  # owned by the loop's thread
-        self._running: set[int] = set()  # owned by the engine's thread
+        self._running: set[int] = set()  # owned by the engine's thread, as are the next two
+        self._quiet: list[Callable[[], None]] = []  # questions that wait for an idle engine …
+        self._held: dict[int, Generation] = {}  # … and the requests that wait for them, so that neither starves
         self._next = 0
         self._step_began: float | None = None
         self._failure = ""
@@ -94,8 +96,11 @@ class Driver:
             self.counts["finish_abort"] += 1
             self._orders.put(lambda: self._abort(number))
 
-    async def call(self, question: Callable[[], T]) -> T:
-        """Ask the engine something between two steps. Raises RuntimeError once it has failed."""
+    async def call(self, question: Callable[[], T], idle: bool = False) -> T:
+        """Ask the engine something between two steps, or once it is ``idle``: later requests then wait for it.
+
+        Raises RuntimeError once the engine has failed.
+        """
         answer: asyncio.Future[T] = self._loop.create_future()
 
         def ask() -> None:
@@ -108,7 +113,7 @@ class Driver:
 
         if self._failure:
             raise RuntimeError(self._failure)
-        self._orders.put(ask)
+        self._orders.put((lambda: self._quiet.append(ask)) if idle else ask)
         while not answer.done():
             await asyncio.wait({answer}, timeout=1.0)
             if self._failure and not answer.done():
@@ -120,8 +125,8 @@ class Driver:
         return await self.call(self._engine.counters)
 
     async def score(self, sequence: Sequence[int], top: int) -> Any:
-        """Log-probabilities of one sequence; see `Stepping.score`."""
-        return (await self.call(lambda: self._engine.score([sequence], top)))[0]
+        """Log-probabilities of one sequence, once the engine is idle; see `Stepping.score`."""
+        return (await self.call(lambda: self._engine.score([sequence], top), idle=True))[0]
 
     def close(self, seconds: float = 5.0) -> None:
         """End the thread after its present step."""
@@ -144,14 +149,29 @@ class Driver:
 
     def _obey(self) -> bool:
         """Carry out what was ordered; wait for an order when there is nothing to step. False at the end."""
-        while not (self._running and self._orders.empty()):
-            order = self._orders.get()
-            if order is None:
-                return False
-            order()
-        return True
+        while True:
+            if self._quiet and not self._running:
+                self._answer_quiet()
+            elif self._running and self._orders.empty():
+                return True
+            else:
+                order = self._orders.get()
+                if order is None:
+                    return False
+                order()
+
+    def _answer_quiet(self) -> None:
+        questions, held = self._quiet, self._held
+        self._quiet, self._held = [], {}
+        for question in questions:
+            question()
+        for number, generation in held.items():
+            self._add(number, generation)
 
     def _add(self, number: int, generation: Generation) -> None:
+        if self._quiet:
+            self._held[number] = generation
+            return
         g = generation
         try:
             self._engine.add(number, g.prompt, g.max_tokens, g.temperature, g.seed, g.ignore_eos)
@@ -161,6 +181,7 @@ class Driver:
             self._running.add(number)
 
     def _abort(self, number: int) -> None:
+        self._held.pop(number, None)
         if number in self._running:
             self._running.discard(number)
             self._engine.abort(number)
