@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -194,7 +195,17 @@ def _report(result: Result, setting: Setting, form: str) -> None:
     output.note(f"verdict: {first.verdict}, {objective.metric} ×{ratio.mean:.3f} of the default ({interval})")
     if result.config == result.default:
         output.note("the default stays: nothing proved better.")
-    output.note("next: autotune export -o best.json")
+    output.note("next: " + next_command(setting.plan))
+
+
+def next_command(plan: Plan) -> str:
+    """What exports this search: it needs the model and the database again unless they are found without a flag."""
+    words = ["autotune", "export", "-o", "best.json"]
+    for key in ("model", "db"):
+        where = plan.origin[key]
+        if where != "default" and not where.startswith("AUTOTUNE_"):
+            words += [f"--{key}", str(getattr(plan, key))]
+    return shlex.join(words)
 
 
 def _means(trials: list[Trial], names: tuple[str, ...]) -> dict[str, float]:

@@ -54,6 +54,17 @@ def test_command(command: str, autotune, home: Path) -> None:
         json.loads(done.stdout)
 
 
+@pytest.fixture
+def exported(autotune, home: Path) -> Path:
+    """best.json, from the commands above or, when only one test is run, from them again."""
+    file = home / "best.json"
+    if not file.exists():
+        for words in (("search", "--budget", "3"), ("export", "-o", "best.json")):
+            assert autotune(*words, **SETTINGS).returncode == 0
+    return file
+
+
+@pytest.mark.usefixtures("exported")
 def test_serve(environment: dict[str, str], home: Path) -> None:
     (command,) = [c for c in COMMANDS if c.split()[1] == "serve"]
     running = subprocess.Popen(
@@ -74,6 +85,7 @@ def test_serve(environment: dict[str, str], home: Path) -> None:
         assert running.wait(30) == 0
 
 
+@pytest.mark.usefixtures("exported")
 def test_the_python_example(environment: dict[str, str], home: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
     done = subprocess.run(

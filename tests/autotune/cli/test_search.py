@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli.search import next_command
+from autotune.plan import resolve
 from search_spaces import load
 from tuning_db import open_store
 
@@ -67,6 +69,12 @@ def test_dry_run_shows_the_plan_and_measures_nothing(autotune, home: Path) -> No
     assert "removed    graphs=cuda: CUDA graphs need a CUDA device" in done.stdout
     assert "autotune serve --engine native" in done.stdout and "--set kda_chunk=64" in done.stdout
     assert not (home / "never.db").exists()
+
+
+def test_the_next_command_repeats_what_it_needs() -> None:
+    given = resolve({"model": "my models/glm", "db": None}, {"AUTOTUNE_DB": "shared.db"})
+    assert next_command(given) == "autotune export -o best.json --model 'my models/glm'"
+    assert next_command(resolve({"db": "t.db"}, {})) == "autotune export -o best.json --db t.db"
 
 
 def processes(marker: str) -> list[int]:
