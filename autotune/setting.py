@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -98,14 +98,12 @@ def make_bench(setting: Setting, store: Store, logs: Path) -> Bench:
         setting.runtime, setting.space, setting.workload, setting.source, logs,
         gate=Gate(plan.max_kl, plan.max_perplexity), deadline=plan.deadline,
     )  # fmt: skip
-    identity = {"build": dict(setting.runtime.version()), "model": dict(setting.model.identity())}
+    identity = {"build": dict(setting.scenario.engine_build), "model": dict(setting.scenario.model)}
     quality = Quality(
         setting.whole, setting.heldout, _StoreCache(store), identity,
         lambda config: bench.score(config, setting.heldout),
     )  # fmt: skip
-    return Bench(
-        bench.runtime, bench.space, bench.workload, bench.source, bench.logs, quality, bench.gate, bench.deadline
-    )
+    return replace(bench, quality=quality)
 
 
 def _usual_objective(workload: Workload) -> str:

@@ -68,6 +68,3 @@ class Checkpoint:
         if not found.dtype.is_floating_point:
             raise CheckpointError(f"{self.folder}: tensor {full} is {found.dtype}; only plain checkpoints are loaded")
         return found.to(torch.get_default_device(), torch.float32)
-
-    def has(self, name: str) -> bool:
-        return f"{self._prefix}{name}" in self._where
