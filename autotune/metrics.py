@@ -112,6 +112,8 @@ METRICS: dict[str, Metric] = {
         Metric("peak_bytes", "B", "lower", ".4g", "The most memory that the engine held."),
         Metric("weight_bytes", "B", "lower", ".4g", "Memory of the weights as stored."),
         Metric("cache_bytes", "B", "lower", ".4g", "Memory of the KV cache and recurrent states."),
+        Metric("padding_share", "1", "lower", ".2%", "Share of the rows of replayed steps that were padding."),
+        Metric("graph_bytes", "B", "lower", ".4g", "Device memory that captured graphs hold."),
         Metric("prefix_hit_rate", "1", "higher", ".2%", "Share of looked-up prompt tokens found in the prefix cache."),
         Metric("preemptions", "1", "lower", ".0f", "Sequences put back because the cache ran out."),
         Metric("kl_mean", "nat", "lower", ".4g", "Mean KL divergence a token from the full-width model."),
@@ -225,9 +227,12 @@ def _rates(good: Sequence[Timeline], tasks: int, wall: float) -> dict[str, float
 
 def _counted(counters: Mapping[str, float]) -> dict[str, float | None]:
     figures: dict[str, float | None] = {"engine_cpu_s": counters.get("cpu_seconds")}
-    for name in ("peak_bytes", "weight_bytes", "cache_bytes", "preemptions"):
+    for name in ("peak_bytes", "weight_bytes", "cache_bytes", "graph_bytes", "preemptions"):
         figures[name] = counters.get(name)
     asked = counters.get("prefix_queries", 0)
     if asked > 0:
         figures["prefix_hit_rate"] = counters.get("prefix_hits", 0) / asked
+    rows = counters.get("graph_rows", 0)
+    if rows > 0:
+        figures["padding_share"] = counters.get("graph_padding_rows", 0) / rows
     return figures

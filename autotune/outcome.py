@@ -31,7 +31,8 @@ FREE = frozenset({Status.INVALID, Status.BUSY, Status.INTERRUPTED})
 
 
 class EngineError(Exception):
-    """A launch or a run that failed. ``phase``: launch, warmup, measure or quality; ``tail``: the log's end."""
+    """A launch or a run that failed. ``phase``: launch, graphs (capturing them),
+    warmup, measure or quality; ``tail``: the log's end."""
 
     def __init__(self, status: Status, phase: str, reason: str, tail: str = "") -> None:
         super().__init__(f"{phase}: {reason}")

@@ -109,16 +109,18 @@ class LatentAttention:
         return self.parts["o"](out.reshape(len(x), -1))
 
     def _complete_pools(self, at: Places) -> None:
-        """Pool the index keys of every group of kpool tokens whose last token was just written."""
+        """Pool the index keys of every group of kpool tokens whose last token was just written.
+
+        A decode step pools each row's group at every token, complete or not: nothing then depends on the positions,
+        and nobody sees the group before its last token, with which it is pooled again.
+        """
         assert self.indexer is not None and self.pool is not None
         kpool = self.indexer.kpool
-        last = at.positions % kpool == kpool - 1
         if at.past.dim() == 1:
-            ends = at.positions[last]
+            ends = at.positions[at.positions % kpool == kpool - 1]
             slots = at.past[ends[:, None] + torch.arange(1 - kpool, 1)]
-        else:
-            rows = last.nonzero()[:, 0]
-            slots = at.past[rows[:, None], at.positions[rows][:, None] + torch.arange(1 - kpool, 1)]
+        else:  # a group never crosses a block's border, so its slots lie side by side
+            slots = at.new[:, None] // kpool * kpool + torch.arange(kpool)
         if len(slots):
             pooled = self.indexer.pool(self.pool.raw[slots])
             self.pool.pooled[slots[:, 0] // kpool] = pooled.to(self.pool.pooled.dtype)

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from autotune.runtimes.base import Score
-from autotune.runtimes.native import graphs
+from autotune.runtimes.native import capture, graphs, transfers
 from autotune.runtimes.native.build import build_decoder
 from autotune.runtimes.native.cache import Blocks
 from autotune.runtimes.native.config import read_config
-from autotune.runtimes.native.model import Segment, Step, Widths
-from autotune.runtimes.native.scheduler import Scheduler, Sequence, places, step_places
+from autotune.runtimes.native.model import Segment, Widths
+from autotune.runtimes.native.scheduler import Scheduler, Sequence, places, step_rows
 from autotune.runtimes.native.weights import Checkpoint
 from search_spaces import Value, bits
 
@@ -55,10 +55,15 @@ class Engine:
         size = int(config["block_size"])
         self.blocks = Blocks(int(config["kv_tokens"]) // size, size, bool(config["prefix_reuse"]))
         self.scheduler = Scheduler(self.blocks, int(config["max_seqs"]), int(config["token_budget"]))
-        # One slot more than sequences, for scoring beside them.
+        # One slot more than sequences, for scoring an idle engine and for the padding of steps; one block for padding.
         self.decoder.attach(
-            self.blocks.count * size, self.scheduler.max_seqs + 1, str(config["kv_dtype"]), str(config["state_dtype"])
+            (self.blocks.count + 1) * size,
+            self.scheduler.max_seqs + 1,
+            str(config["kv_dtype"]),
+            str(config["state_dtype"]),
         )
+        frame = capture.Frame(size, self.scheduler.max_seqs, self.blocks.count)
+        self.run = capture.Steps(self.decoder, frame, transfers.Plain())
         self.stride = max(size, int(config["kda_chunk"]))
         self.load_seconds = time.monotonic() - start
         self._began = time.process_time()
@@ -111,11 +116,10 @@ class Engine:
         self.blocks.clear()
         self._began = time.process_time()
         self._steps = dict.fromkeys(self._steps, 0)
+        self.run.reset()
 
     def _decode(self, sequences: list[Sequence]) -> list[Event]:
-        ids = torch.tensor([s.tokens[-1] for s in sequences])
-        at = Step(torch.tensor([s.slot for s in sequences]), step_places(sequences, self.blocks.size))
-        logits = self.decoder.decode(ids, at)
+        logits = self.run(step_rows(sequences))
         self._steps["decode_tokens"] += len(sequences)
         for sequence in sequences:
             sequence.done += 1
@@ -223,6 +227,7 @@ class Engine:
             "cpu_seconds": time.process_time() - self._began,
             "load_seconds": self.load_seconds,
             "compile_seconds": self.graphs.seconds,
+            **self.run.counters(),
         }
 
 

@@ -59,6 +59,17 @@ class Step:
     slots: Tensor
     places: Places
 
+    @classmethod
+    def of(cls, rows: Tensor, size: int, length: int) -> Step:
+        """From rows [Q, 3 + B] of token, state slot, position and block table, with blocks of ``size`` tokens.
+
+        Every shape follows from B, ``size`` and ``length``, the tokens that attention spans (more than any position,
+        at most B · size); no value is looked at, so that the step can be captured.
+        """
+        positions, table = rows[:, 2], rows[:, 3:]
+        past = (table[:, :, None] * size + torch.arange(size)).flatten(1)[:, :length]
+        return cls(rows[:, 1], Places(past.gather(1, rows[:, 2:3])[:, 0], positions, past))
+
 
 class LinearAttention:
     """Kimi delta attention of one layer over a pool of states."""

@@ -91,7 +91,7 @@ class NativeEndpoint:
         """Wait until the engine is ready. Raises EngineError(phase="launch")."""
         message = self._read(time.monotonic() + seconds, "launch")
         if message[0] == "failed":
-            raise EngineError(Status(message[1]), "launch", message[2], self._tail())
+            raise EngineError(Status(message[1]), message[2], message[3], self._tail())
         self._effective = message[1]
 
     async def stream(self, generation: Generation) -> AsyncIterator[Chunk]:
@@ -192,7 +192,7 @@ class NativeEndpoint:
         elif kind == "refused" and first in self._queues:
             self._queues[first].put_nowait(RequestError(rest[0]))
         elif kind == "failed":
-            self._fail(EngineError(Status(first), "measure", rest[0], self._tail()))
+            self._fail(EngineError(Status(first), rest[0], rest[1], self._tail()))
 
     def _fail(self, error: EngineError) -> None:
         """The engine is gone: every stream ends now, and every later call says why."""

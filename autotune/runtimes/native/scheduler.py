@@ -126,11 +126,9 @@ def places(blocks: list[int], size: int, start: int, count: int) -> Places:
     return Places(past[start:], torch.arange(start, start + count), past)
 
 
-def step_places(sequences: list[Sequence], size: int) -> Places:
-    """Where one new token of each sequence and all before it lie; shorter rows are padded with their first slot."""
+def step_rows(sequences: list[Sequence]) -> Tensor:
+    """[Q, 3 + B] on the host: each sequence's last token, state slot, position and blocks (see `model.Step.of`);
+    shorter rows repeat their first block."""
     longest = max(len(s.blocks) for s in sequences)
-    table = torch.tensor([s.blocks + s.blocks[:1] * (longest - len(s.blocks)) for s in sequences])
-    past = (table[:, :, None] * size + torch.arange(size)).flatten(1)
-    positions: Tensor = torch.tensor([s.done for s in sequences])
-    past = past[:, : max(s.done for s in sequences) + 1]
-    return Places(past.gather(1, positions[:, None])[:, 0], positions, past)
+    rows = [[s.tokens[-1], s.slot, s.done, *s.blocks, *s.blocks[:1] * (longest - len(s.blocks))] for s in sequences]
+    return torch.tensor(rows, device="cpu")

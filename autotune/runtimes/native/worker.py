@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.outcome import Status
+from autotune.runtimes.native.capture import GraphError
 from autotune.runtimes.native.config import CheckpointError
 from autotune.runtimes.native.engine import Engine
 from autotune.runtimes.native.probe import probe
@@ -27,7 +28,7 @@ def run(pipe: Connection, folder: Path, config: Mapping[str, Any]) -> None:
         pipe.send(("ready", engine.effective()))
     except Exception as error:
         traceback.print_exc()
-        pipe.send(("failed", *classify(error)))
+        pipe.send(("failed", *classify(error, "launch")))
         return
     try:
         _serve(engine, pipe)
@@ -35,17 +36,19 @@ def run(pipe: Connection, folder: Path, config: Mapping[str, Any]) -> None:
         return
     except Exception as error:
         traceback.print_exc()
-        pipe.send(("failed", *classify(error)))
+        pipe.send(("failed", *classify(error, "measure")))
 
 
-def classify(error: BaseException) -> tuple[str, str]:
-    """(status, one-line reason) of an exception."""
+def classify(error: BaseException, phase: str) -> tuple[str, str, str]:
+    """(status, phase, one-line reason) of an exception; a graph that cannot be captured has a phase of its own."""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    uncaptured = isinstance(error, GraphError) and "captur" in str(error.__cause__).lower()
+    phase = "graphs" if isinstance(error, GraphError) else phase
     if isinstance(error, MemoryError) or any(words in str(error) for words in MEMORY_WORDS):
-        return Status.OOM, reason
-    if isinstance(error, (CheckpointError, NotImplementedError)):
-        return Status.UNSUPPORTED, str(error)
-    return Status.CRASH, reason
+        return Status.OOM, phase, reason
+    if isinstance(error, (CheckpointError, NotImplementedError)) or uncaptured:
+        return Status.UNSUPPORTED, phase, str(error)
+    return Status.CRASH, phase, reason
 
 
 def _serve(engine: Engine, pipe: Connection) -> None:
