@@ -62,6 +62,7 @@ def prepare(plan: Plan) -> Setting:
         {
             **runtime.capabilities(),
             "layers": facts.layers,
+            "mlps": facts.mlp_kinds,
             "experts": facts.experts,
             "longest": workload.longest,
         }

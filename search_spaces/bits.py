@@ -5,13 +5,16 @@ Knows nothing of how a width is stored or multiplied.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from search_spaces.domain import Value
+from search_spaces.space import Facts, SpaceError
 
 WIDTHS = (4, 8, 16)
 LAYER_GROUPS = ("attention", "dense", "experts", "shared")
 MODEL_GROUPS = ("embedding", "lm_head")
+OVERRIDE = re.compile(r"(?:\d{1,4}\.(?:attention|dense|experts|shared)|embedding|lm_head)=(?:4|8|16)")
 
 
 def layer_groups(kind: str) -> tuple[str, ...]:
@@ -25,6 +28,7 @@ def vector(config: Mapping[str, Value], mlp_kinds: Sequence[str]) -> dict[str, i
     ``bits_<group>`` is the width of a group; the first ``bits_protect_first`` and last ``bits_protect_last``
     layers get one step more (4 → 8 → 16), because whole-model KL is often most sensitive there (though not
     always: it is measured, not assumed). Router, indexer, norms, convolutions and hyper-connections are never in it.
+    What ``bits_vector`` names has exactly the width that it says. Raises SpaceError for one that does not fit.
     """
     first = int(config.get("bits_protect_first", 0))
     last = int(config.get("bits_protect_last", 0))
@@ -37,7 +41,41 @@ def vector(config: Mapping[str, Value], mlp_kinds: Sequence[str]) -> dict[str, i
             widths[f"{layer}.{group}"] = wider(width) if protected else width
     for group in MODEL_GROUPS:
         widths[group] = int(config.get(f"bits_{group}", 16))
-    return widths
+    named = overrides(str(config.get("bits_vector", "")))
+    for name in named:
+        if name not in widths:
+            raise SpaceError(f"bits_vector names {name}; the groups of this model are {', '.join(widths)}")
+    return widths | named
+
+
+def overrides(text: str) -> dict[str, int]:
+    """``"0.attention=8,3.experts=4,lm_head=8"`` as ``{"0.attention": 8, …}``. Raises SpaceError for any other text."""
+    found: dict[str, int] = {}
+    for part in text.split(",") if text else ():
+        if not OVERRIDE.fullmatch(part):
+            raise SpaceError(f"bits_vector: {part!r} is not <layer>.<group>=<width>, as in 0.attention=8,lm_head=4")
+        name, _, width = part.partition("=")
+        if name in found:
+            raise SpaceError(f"bits_vector names {name} twice")
+        found[name] = int(width)
+    return found
+
+
+def misfit(value: Value, facts: Facts) -> str:
+    """Why the model of ``facts`` cannot take ``value`` as its bits_vector; "" when it can."""
+    try:
+        vector({"bits_vector": value}, facts["mlps"]) if "mlps" in facts else overrides(str(value))
+    except SpaceError as error:
+        return str(error)
+    return ""
+
+
+def used(config: Mapping[str, Value]) -> set[int]:
+    """Every width that some weight may have under ``config``, in any model."""
+    widths = {int(config.get(f"bits_{group}", 16)) for group in (*LAYER_GROUPS, *MODEL_GROUPS)}
+    if config.get("bits_protect_first") or config.get("bits_protect_last"):
+        widths |= {wider(int(config.get(f"bits_{group}", 16))) for group in LAYER_GROUPS}
+    return widths | set(overrides(str(config.get("bits_vector", ""))).values())
 
 
 def wider(width: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS
+from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS, misfit, used
 from search_spaces.domain import Choice, Int, Pow2, Value
 from search_spaces.space import Facts, Knob, Rule, Space
 
@@ -58,8 +58,8 @@ def _pool(value: Value, facts: Facts) -> str:
     return f"the workload's longest sequence has {longest} tokens" if int(value) < longest else ""
 
 
-def _uses(width: int) -> Any:
-    return lambda c: any(c.get(f"bits_{group}") == width for group in (*LAYER_GROUPS, *MODEL_GROUPS))
+def _uses(*widths: int) -> Any:
+    return lambda c: bool(used(c) & set(widths))
 
 
 def _bits(group: str) -> Knob:
@@ -93,12 +93,19 @@ BITS = (
         refuse=_layers, quality=True, restart="reload",
     ),
     Knob(
+        "bits_vector", "bits", Choice(("",)), "",
+        "Widths by layer and group (0.attention=8,3.experts=4): these weights have exactly these widths, the others "
+        "follow their group. A plan's [knobs] lists the vectors to search.",
+        admit=misfit, quality=True, restart="reload",
+    ),
+    Knob(
         "bits_group_size", "bits", Pow2(32, 128), 64, "Weights that share one 4-bit scale and zero point.",
         when=_uses(4), refuse=_backend("bits_group_size"), quality=True, restart="reload",
     ),
     Knob(
-        "activations", "bits", Choice(("weight_only", "int8_tensor")), "weight_only",
-        "Activations of 8-bit layers: kept wide, or int8 with one scale a tensor (fast, and often wrong).",
+        "activations", "bits", Choice(("weight_only", "int8_token", "int8_tensor")), "weight_only",
+        "Activations of 8-bit layers: kept wide, int8 with one scale a token, or int8 with one scale a tensor (often "
+        "wrong).",
         when=_uses(8), refuse=_backend("activations"), quality=True, restart="reload",
     ),
     Knob(

@@ -58,6 +58,8 @@ class Knob:
     ``when`` says for which configurations the knob exists at all (it reads only knobs listed before this one);
     ``refuse(value, facts)`` returns a sentence when this machine, engine or model excludes a value, else ``""``;
     ``quality`` marks knobs that may change what the model answers; ``flag`` is the engine's own spelling.
+    ``admit`` makes the knob an open one: beside its listed values, which are all that a search tries, a configuration
+    or a plan may give any value for which ``admit(value, facts)`` returns ``""`` (else a sentence).
     ``restart`` is the cost of a change: ``live`` < ``launch`` < ``reload``.
     """
 
@@ -71,6 +73,7 @@ class Knob:
     quality: bool = False
     restart: str = "launch"
     flag: str = ""
+    admit: Callable[[Value, Facts], str] | None = None
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
@@ -137,7 +140,8 @@ class Space:
         return replace(self, knobs=tuple(knobs), removals=tuple(removals), facts=dict(facts))
 
     def limit(self, allowed: Mapping[str, Iterable[Value]], reason: str) -> Space:
-        """Keep only ``allowed`` values of the named knobs (a user's overlay). It may narrow, never widen."""
+        """Keep only ``allowed`` values of the named knobs (a user's overlay). It may narrow, never widen; of an open
+        knob it lists the values that are searched from now on."""
         knobs, removals = {k.name: k for k in self.knobs}, list(self.removals)
         for name, wanted in allowed.items():
             knob = self.knob(name)
@@ -147,16 +151,21 @@ class Space:
             if not keep:
                 raise SpaceError(f"knob {name}: no value is allowed; leave the knob out or list at least one value")
             removals += [Removal(name, v, reason) for v in knob.domain.values if not any(same(v, k) for k in keep)]
-            knobs[name] = _with_values(knob, keep)
+            knobs[name] = replace(_with_values(knob, keep), admit=None)
         return replace(self, knobs=tuple(knobs.values()), removals=tuple(removals))
 
     def check(self, name: str, value: Value) -> None:
-        """Raise SpaceError unless ``value`` is one of the knob's values."""
+        """Raise SpaceError unless ``value`` is one of the knob's values, or one that an open knob admits."""
         knob = self.knob(name)
-        if not knob.domain.contains(value):
-            why = next((r.reason for r in self.removals if r.knob == name and same(r.value, value)), "")
-            values = ", ".join(json.dumps(v) for v in knob.domain.values)
-            raise SpaceError(f"knob {name} cannot be {json.dumps(value)}: " + (why or f"it takes {values}"))
+        if knob.domain.contains(value):
+            return
+        why = next((r.reason for r in self.removals if r.knob == name and same(r.value, value)), "")
+        if knob.admit is not None and not why:
+            why = knob.admit(value, self.facts)
+            if not why:
+                return
+        values = ", ".join(json.dumps(v) for v in knob.domain.values)
+        raise SpaceError(f"knob {name} cannot be {json.dumps(value)}: " + (why or f"it takes {values}"))
 
     def complete(self, values: Mapping[str, Value]) -> Config:
         """A configuration from some values: defaults for the rest, inactive knobs left out. Raises SpaceError."""
@@ -203,6 +212,7 @@ class Space:
 
 
 def _with_values(knob: Knob, left: tuple[Value, ...]) -> Knob:
-    domain = knob.domain.keep(left)
+    listed = all(knob.domain.contains(value) for value in left)
+    domain = knob.domain.keep(left) if listed else Choice(tuple(dict.fromkeys(left)), knob.domain.ordered)
     default = knob.default if domain.contains(knob.default) else domain.values[0]
     return replace(knob, domain=domain, default=default)

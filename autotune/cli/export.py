@@ -259,12 +259,13 @@ def chosen(engine: str, pairs: tuple[str, ...]) -> dict[str, Any]:
         name, equals, word = pair.partition("=")
         if not equals:
             raise SpaceError(f"--set {pair!r} wants knob=value, such as --set attention=sparse")
-        spelled = {_word(value): value for value in space.knob(name).domain.values}
+        knob = space.knob(name)
+        spelled = {_word(value): value for value in knob.domain.values}
         if name in found:
             raise SpaceError(f"--set gives {name} twice")
-        if word not in spelled:
+        if word not in spelled and knob.admit is None:
             raise SpaceError(f"knob {name} cannot be {word!r}: it takes {', '.join(spelled)}")
-        found[name] = spelled[word]
+        found[name] = spelled.get(word, word)
     return found
 
 

@@ -20,6 +20,7 @@ exec autotune serve \
   --set bits_protect_first=0 \
   --set bits_protect_last=0 \
   --set bits_shared=16 \
+  --set bits_vector= \
   --set block_size=16 \
   --set compute=fp32 \
   --set dp=1 \

@@ -10,12 +10,12 @@ import torch
 from autotune.runtimes.native.attention import LatentAttention
 from autotune.runtimes.native.model import Decoder, LinearAttention
 from autotune.runtimes.native.moe import MLP
-from autotune.runtimes.native.quant.linear import Linear, Wide
+from autotune.runtimes.native.quant.linear import EIGHT, Linear, Wide
 
 if TYPE_CHECKING:
     from autotune.runtimes.native.engine import Engine
 
-KERNEL_BITS = {"fp32": 16, "bf16": 16, "int8": 8, "int8_both": 8, "int4": 4}
+KERNEL_BITS = {"fp32": 16, "bf16": 16, "int8": 8, "int8_both": 8, "int8_token": 8, "int4": 4}
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
 
@@ -59,8 +59,9 @@ def effective(engine: Engine) -> dict[str, Any]:
     wide = {weight.kernel for _, weight in packed(decoder) if isinstance(weight, Wide)}
     if wide:
         config["compute"] = wide.pop()
-    if "activations" in config and kernels & {"int8", "int8_both"}:
-        config["activations"] = "int8_tensor" if "int8_both" in kernels else "weight_only"
+    eight = next((name for name, kind in EIGHT.items() if kind.kernel in kernels), None)
+    if "activations" in config and eight is not None:
+        config["activations"] = eight
     config |= {
         "graphs": engine.graphs.name,
         "prefix_reuse": engine.blocks.reuse,

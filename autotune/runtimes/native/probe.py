@@ -24,8 +24,8 @@ def refused() -> dict[str, str]:
     """The values that narrowing must remove here."""
     found: dict[str, str] = {"graphs=cuda": "the engine does not capture CUDA graphs yet"}
     for name, reason in refusals().items():
-        if name == "int8_both":
-            found["activations=int8_tensor"] = reason
+        if name in ("int8_both", "int8_token"):
+            found[f"activations={name.replace('both', 'tensor')}"] = reason
         else:
             groups = [g for g in (*LAYER_GROUPS, *MODEL_GROUPS) if g != "embedding"]
             found |= {f"bits_{group}={name}": reason for group in groups}

@@ -14,6 +14,7 @@ from autotune.runtimes.native.capture import GraphError
 from autotune.runtimes.native.config import CheckpointError
 from autotune.runtimes.native.engine import Engine
 from autotune.runtimes.native.probe import probe
+from search_spaces import SpaceError
 
 MEMORY_WORDS = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 
@@ -46,7 +47,7 @@ def classify(error: BaseException, phase: str) -> tuple[str, str, str]:
     phase = "graphs" if isinstance(error, GraphError) else phase
     if isinstance(error, MemoryError) or any(words in str(error) for words in MEMORY_WORDS):
         return Status.OOM, phase, reason
-    if isinstance(error, (CheckpointError, NotImplementedError)) or uncaptured:
+    if isinstance(error, (CheckpointError, NotImplementedError, SpaceError)) or uncaptured:
         return Status.UNSUPPORTED, phase, str(error)
     return Status.CRASH, phase, reason
 

@@ -81,12 +81,25 @@ class Int8Both(Int8):
         return torch._int_mm(quantized, self.weight.t()).float() * (self.scale.float() * scale)
 
 
+class Int8Token(Int8):
+    """int8 weights and int8 activations with one scale an activation row, so that no token bends another's."""
+
+    kernel = "int8_token"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scale = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+        quantized = (x / scale).round().to(torch.int8)
+        return torch._int_mm(quantized, self.weight.t()).float() * (self.scale.float() * scale)
+
+
 class Int4:
     """Asymmetric 4 bits with a scale and a zero point for each ``group`` inputs, packed two weights a byte."""
 
     kernel = "int4"
 
     def __init__(self, weight: Tensor, group: int) -> None:
+        self.out = len(weight)
+        weight = F.pad(weight, (0, 0, 0, -self.out % 64))  # rows that the packing takes
         out, inputs = weight.shape
         grouped = weight.view(out, inputs // group, group)
         low, high = grouped.amin(-1), grouped.amax(-1)
@@ -102,11 +115,11 @@ class Int4:
     def __call__(self, x: Tensor) -> Tensor:
         x = x.bfloat16()
         if x.shape[0] <= FEW_ROWS[self.kernel] or not layout_known():
-            return torch._weight_int4pack_mm_for_cpu(x, self.packed, self.group, self.scales).float()
+            return torch._weight_int4pack_mm_for_cpu(x, self.packed, self.group, self.scales).float()[:, : self.out]
         # x W = x (q·scale) + (sums of x over a group)·(zero − 8·scale): one pass over the weight instead of two.
         blocks = torch.matmul(x, self._scaled()).permute(1, 0, 2).reshape(len(x), -1)
         sums = x.float().view(len(x), -1, self.group).sum(-1)
-        return torch.addmm(blocks.float(), sums, self._offset())
+        return torch.addmm(blocks.float(), sums, self._offset())[:, : self.out]
 
     def _scaled(self) -> Tensor:
         """q·scale in bf16, in the packing's own order: [out / block, in, block]."""
@@ -125,9 +138,9 @@ class Int4:
         out, inputs = self.shape
         if layout_known():
             scaled = self._scaled().permute(1, 0, 2).reshape(inputs, out).float()
-            return (scaled + self._offset().repeat_interleave(self.group, 0)).t()
+            return (scaled + self._offset().repeat_interleave(self.group, 0)).t()[: self.out]
         eye = torch.eye(inputs, dtype=torch.bfloat16)
-        return torch._weight_int4pack_mm_for_cpu(eye, self.packed, self.group, self.scales).float().t()
+        return torch._weight_int4pack_mm_for_cpu(eye, self.packed, self.group, self.scales).float().t()[: self.out]
 
 
 def unpack(packed: Tensor, out: int, inputs: int, block: int) -> Tensor:
@@ -163,13 +176,14 @@ def layout_known() -> bool:
 
 @cache
 def refusals() -> dict[str, str]:
-    """``{"8": reason, "4": reason, "int8_both": reason}`` for what this build of torch cannot multiply here."""
+    """Reasons by ``8``, ``4``, ``int8_both`` and ``int8_token`` for what this build of torch cannot multiply here."""
     found = {}
     weight, x = torch.randn(64, 64), torch.randn(2, 64)
     makers: dict[str, Callable[[], Linear]] = {
         "8": lambda: Int8(weight),
         "4": lambda: Int4(weight, 32),
         "int8_both": lambda: Int8Both(weight),
+        "int8_token": lambda: Int8Token(weight),
     }
     for name, make in makers.items():
         try:
@@ -179,13 +193,17 @@ def refusals() -> dict[str, str]:
     return found
 
 
+EIGHT = {"weight_only": Int8, "int8_token": Int8Token, "int8_tensor": Int8Both}
+"""What multiplies 8-bit weights, by the ``activations`` knob."""
+
+
 def make_linear(weight: Tensor, bits: int, compute: str, group: int = 64, activations: str = "weight_only") -> Linear:
     """Store ``weight`` [out, in] at ``bits``; shapes that a packing does not take stay at the next width up."""
-    out, inputs = weight.shape
-    if bits == 4 and inputs % group == 0 and out % 64 == 0:
+    inputs = weight.shape[1]
+    if bits == 4 and inputs % group == 0:
         return Int4(weight, group)
     if bits <= 8 and inputs % 16 == 0:
-        return Int8Both(weight) if activations == "int8_tensor" else Int8(weight)
+        return EIGHT[activations](weight)
     return Wide(weight, compute)
 
 
