@@ -77,6 +77,11 @@ ATTENTION = (
         refuse=_backend("attention"),
     ),
     Knob(
+        "kv_splits", "attention", Choice((1, 2, 4, 8), ordered=True), 1,
+        "Parts of the context that a decode step's latent attention reads on their own before they are merged.",
+        when=lambda c: c["attention"] != "expanded", refuse=_backend("kv_splits"),
+    ),
+    Knob(
         "kda_chunk", "attention", Choice((16, 32, 64), ordered=True), 64,
         "Tokens per chunk of the linear-attention prefill.", refuse=_backend("kda_chunk"),
     ),

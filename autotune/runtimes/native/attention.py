@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,27 +13,31 @@ from torch import Tensor
 from autotune.runtimes.native.cache import LatentPool
 from autotune.runtimes.native.config import ModelConfig
 from autotune.runtimes.native.hyper import rms
+from autotune.runtimes.native.kernels.latents import Latents, Scope
 from autotune.runtimes.native.quant.linear import Linear
-
-ROWS = 64
-"""Queries whose gathered latents are held at once in the sparse form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where Q query tokens and what they may see lie in the pools.
+    """Where Q query tokens and what they may see lie in the pools, for G sequences: one in prefill, Q in a decode step.
 
-    ``new`` [Q] are the queries' own slots, ``positions`` [Q]; ``past`` are the slots of all tokens in order: [L] for
-    one sequence (prefill), [Q, L] for a decode step of Q sequences, padded with any valid slot.
+    ``new`` [Q] are the queries' own slots, ``positions`` [Q]; ``table`` [G, B] the blocks of ``size`` tokens, and
+    ``past`` [G, L] the slots of all tokens in order, padded with any valid slot.
     """
 
     new: Tensor
     positions: Tensor
+    table: Tensor
+    size: int
     past: Tensor
 
     @property
     def length(self) -> int:
-        return self.past.shape[-1]
+        return self.past.shape[1]
+
+    @property
+    def groups(self) -> int:
+        return self.past.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +68,11 @@ class Indexer:
     def select(self, compressed: Tensor, weights: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The best pools of each query: indices [Q, k] and which of them are real.
 
-        ``keys`` [P, size] or [Q, P, size]. A pool is visible once its last token is. Ties go to the earlier pool
+        ``keys`` [G, P, size]. A pool is visible once its last token is. Ties go to the earlier pool
         (stable sort), so that the choice does not depend on what else is in the batch.
         """
         queries = self.query(compressed).view(len(compressed), self.heads, self.size)
+        keys = keys[0] if len(keys) == 1 else keys  # one product for all queries, not one a query
         scores = F.relu(queries @ keys.float().mT * self.size**-0.5)
         scores = (weights[:, None] @ scores)[:, 0]
         ends = torch.arange(keys.shape[-2]) * self.kpool + self.kpool - 1
@@ -76,10 +83,22 @@ class Indexer:
 
 
 class LatentAttention:
-    """One layer. ``form`` is expanded, absorbed or sparse. Keys and values are re-made from the cached latent."""
+    """One layer. ``form`` is expanded, absorbed or sparse. Keys and values are re-made from the cached latent.
 
-    def __init__(self, config: ModelConfig, parts: dict[str, Linear], norms: tuple[Tensor, Tensor], form: str) -> None:
+    A decode step of the last two reads the context in ``splits`` parts. ``kernels`` are functions by op.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parts: dict[str, Linear],
+        norms: tuple[Tensor, Tensor],
+        form: str,
+        splits: int,
+        kernels: Mapping[str, Callable[..., Any]],
+    ) -> None:
         self.config, self.parts, self.norms, self.form = config, parts, norms, form
+        self.splits, self.kernels = splits, kernels
         self.indexer: Indexer | None = None
         self.pool: LatentPool | None = None
         heads = config.num_attention_heads
@@ -101,11 +120,9 @@ class LatentAttention:
         self.pool.write(at.new, latent, raw)
         self._complete_pools(at)
         query = self.parts["q_b"](compressed).view(len(x), config.num_attention_heads, -1)
-        chosen = self._choose(compressed, weights, at)
-        if self.form == "sparse" and chosen is not None:
-            out = self._gathered(query, at, *chosen)
-        else:
-            out = self._masked(query, at, self._mask(at, chosen))
+        scope = self._scope(compressed, weights, at)
+        latents = Latents(self.pool.latent, self.pool.scale, at.table, at.size, at.past)
+        out = (self._expanded if self.form == "expanded" else self._absorbed)(query, latents, scope)
         return self.parts["o"](out.reshape(len(x), -1))
 
     def _complete_pools(self, at: Places) -> None:
@@ -116,76 +133,42 @@ class LatentAttention:
         """
         assert self.indexer is not None and self.pool is not None
         kpool = self.indexer.kpool
-        if at.past.dim() == 1:
+        if at.groups < len(at.new):
             ends = at.positions[at.positions % kpool == kpool - 1]
-            slots = at.past[ends[:, None] + torch.arange(1 - kpool, 1)]
+            slots = at.past[0, ends[:, None] + torch.arange(1 - kpool, 1)]
         else:  # a group never crosses a block's border, so its slots lie side by side
             slots = at.new[:, None] // kpool * kpool + torch.arange(kpool)
         if len(slots):
             pooled = self.indexer.pool(self.pool.raw[slots])
             self.pool.pooled[slots[:, 0] // kpool] = pooled.to(self.pool.pooled.dtype)
 
-    def _choose(self, compressed: Tensor, weights: Tensor, at: Places) -> tuple[Tensor, Tensor] | None:
-        """The selected pools, or None while the whole context fits the selection."""
+    def _scope(self, compressed: Tensor, weights: Tensor, at: Places) -> Scope:
+        """Causal while the whole context fits the selection, else the selected pools too."""
         assert self.indexer is not None and self.pool is not None
         kpool, pools = self.indexer.kpool, at.length // self.indexer.kpool
+        positions = at.positions.view(at.groups, -1)
         if pools <= self.indexer.top // kpool:
-            return None
-        keys = self.pool.pooled[at.past[..., : pools * kpool : kpool] // kpool]
-        return self.indexer.select(compressed, weights, keys, at.positions)
+            return Scope(positions, kpool)
+        keys = self.pool.pooled[at.past[:, : pools * kpool : kpool] // kpool]
+        chosen, real = self.indexer.select(compressed, weights, keys, at.positions)
+        shape = (*positions.shape, -1)
+        return Scope(positions, kpool, chosen.view(shape), real.view(shape))
 
-    def _mask(self, at: Places, chosen: tuple[Tensor, Tensor] | None) -> Tensor:
-        """[Q, L]: True where a query may look."""
-        tokens = torch.arange(at.length)
-        causal = tokens <= at.positions[:, None]
-        if chosen is None:
-            return causal
-        assert self.indexer is not None
-        kpool, (indices, real) = self.indexer.kpool, chosen
-        picked = torch.zeros(len(indices), at.length // kpool, dtype=torch.bool).scatter_(1, indices, real)
-        picked = F.pad(picked.repeat_interleave(kpool, 1), (0, at.length % kpool))
-        tail = tokens >= (at.positions[:, None] + 1) // kpool * kpool
-        return causal & (picked | tail)
-
-    def _masked(self, query: Tensor, at: Places, mask: Tensor) -> Tensor:
-        assert self.pool is not None
-        latent = self.pool.read(at.past)  # [L, R] or [Q, L, R]
-        if self.form == "expanded":
-            return self._expanded(query, latent, mask)
-        query = torch.bmm(query.transpose(0, 1), self.up).transpose(0, 1)  # [Q, H, R]
-        if latent.dim() == 2:
-            scores = torch.matmul(query.transpose(0, 1), latent.mT) * self.scale  # [H, Q, L]
-            weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-            return torch.bmm(weights @ latent, self.down).transpose(0, 1)
-        scores = (query @ latent.mT) * self.scale  # [Q, H, L]
-        weights = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1)
-        return torch.bmm((weights @ latent).transpose(0, 1), self.down).transpose(0, 1)
-
-    def _expanded(self, query: Tensor, latent: Tensor, mask: Tensor) -> Tensor:
-        config, heads = self.config, self.config.num_attention_heads
-        wide = self.expand(latent.flatten(0, -2)).view(*latent.shape[:-1], heads, -1)
-        keys, values = torch.split(wide, [config.qk_nope_head_dim, config.v_head_dim], -1)
-        if latent.dim() == 2:
-            q, k, v = (t.transpose(0, 1) for t in (query, keys, values))
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale).transpose(0, 1)
-        q, k, v = query[:, :, None], keys.transpose(1, 2), values.transpose(1, 2)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None], scale=self.scale)[:, :, 0]
-
-    def _gathered(self, query: Tensor, at: Places, indices: Tensor, real: Tensor) -> Tensor:
-        """Absorbed attention over only the selected tokens and the unfinished last pool."""
-        assert self.indexer is not None and self.pool is not None
-        kpool = self.indexer.kpool
-        tokens = (indices[..., None] * kpool + torch.arange(kpool)).flatten(1)
-        tail = (at.positions[:, None] + 1) // kpool * kpool + torch.arange(kpool - 1)
-        tokens = torch.cat([tokens, tail], 1)
-        seen = torch.cat([real.repeat_interleave(kpool, 1), tail <= at.positions[:, None]], 1)
-        tokens = tokens.clamp(max=at.length - 1)
-        slots = at.past[tokens] if at.past.dim() == 1 else at.past.gather(1, tokens)
+    def _absorbed(self, query: Tensor, latents: Latents, scope: Scope) -> Tensor:
+        """Over the latents themselves: W_uk goes to the query before, W_uv to the sum after."""
         query = torch.bmm(query.transpose(0, 1), self.up).transpose(0, 1)
-        out = []
-        for part in range(0, len(query), ROWS):
-            rows = slice(part, part + ROWS)
-            latent = self.pool.read(slots[rows])
-            scores = (query[rows] @ latent.mT) * self.scale
-            out.append(scores.masked_fill(~seen[rows, None], -torch.inf).softmax(-1) @ latent)
-        return torch.bmm(torch.cat(out).transpose(0, 1), self.down).transpose(0, 1)
+        grouped = query.view(*scope.positions.shape, *query.shape[1:])
+        gather = self.form == "sparse" and scope.pools is not None
+        if self.splits > 1 and scope.positions.shape[1] == 1:
+            out = self.kernels["split_kv"](grouped, latents, scope, self.scale, self.splits, gather)
+        else:
+            out = self.kernels["sparse" if gather else "absorbed"](grouped, latents, scope, self.scale)
+        return torch.bmm(out.flatten(0, 1).transpose(0, 1), self.down).transpose(0, 1)
+
+    def _expanded(self, query: Tensor, latents: Latents, scope: Scope) -> Tensor:
+        config, heads = self.config, self.config.num_attention_heads
+        wide = self.expand(latents.read(latents.slots).flatten(0, 1)).view(*latents.slots.shape, heads, -1)
+        keys, values = torch.split(wide, [config.qk_nope_head_dim, config.v_head_dim], -1)
+        query = query.view(*scope.positions.shape, *query.shape[1:])
+        out: Tensor = self.kernels["expanded"](query, keys, values, scope, self.scale)
+        return out.flatten(0, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from autotune.runtimes.native.attention import Indexer, LatentAttention
 from autotune.runtimes.native.config import ModelConfig
-from autotune.runtimes.native.model import Decoder, Layer, LinearAttention, Ops, Widths
+from autotune.runtimes.native.model import Decoder, Layer, LinearAttention, Recipe, Widths
 from autotune.runtimes.native.moe import MLP, MoE
 from autotune.runtimes.native.quant.linear import Embedding, Linear
 from autotune.runtimes.native.weights import Checkpoint
@@ -29,37 +29,30 @@ class Reader:
         return torch.cat([self(f"{name}.weight", size, columns) for name, size in zip(names, rows, strict=True)])
 
 
-def build_decoder(
-    config: ModelConfig, checkpoint: Checkpoint, widths: Widths, form: str, chunk: int, ops: Ops
-) -> Decoder:
-    """The whole decoder, without its pools. ``form`` is the attention's, ``chunk`` the linear attention's prefill."""
+def build_decoder(config: ModelConfig, checkpoint: Checkpoint, widths: Widths, recipe: Recipe) -> Decoder:
+    """The whole decoder, without its pools."""
     shape = (config.vocab_size, config.hidden_size)
     embed = Embedding(checkpoint.tensor("embed_tokens.weight", shape), widths.bits["embedding"], widths.compute)
-    layers = [build_layer(config, checkpoint, widths, i, form, chunk) for i in range(config.num_hidden_layers)]
-    for layer in layers:
-        if isinstance(layer.attention, LinearAttention):
-            layer.attention.core = ops.core
+    layers = [build_layer(config, checkpoint, widths, i, recipe) for i in range(config.num_hidden_layers)]
     norm = checkpoint.tensor("norm.weight", (config.hidden_size,))
     head = widths.linear("lm_head", checkpoint.tensor("lm_head.weight", shape))
-    return Decoder(config, embed, layers, norm, head, ops)
+    return Decoder(config, embed, layers, norm, head, recipe.kernels["hyper"])
 
 
-def build_layer(
-    config: ModelConfig, checkpoint: Checkpoint, widths: Widths, index: int, form: str, chunk: int
-) -> Layer:
+def build_layer(config: ModelConfig, checkpoint: Checkpoint, widths: Widths, index: int, recipe: Recipe) -> Layer:
     """Layer ``index`` with its weights stored at ``widths``."""
     read = Reader(checkpoint, index)
     attention: LinearAttention | LatentAttention
     if config.layers[index] == "kda":
-        attention = _linear_attention(config, read, widths, index, chunk)
+        attention = _linear_attention(config, read, widths, index, recipe)
     else:
-        attention = _latent_attention(config, read, widths, index, form)
+        attention = _latent_attention(config, read, widths, index, recipe)
     mlp = _dense(config, read, widths, index) if config.mlps[index] == "dense" else _moe(config, read, widths, index)
     hc = [_hyper(config, read, "attn", "input_layernorm"), _hyper(config, read, "ffn", "post_attention_layernorm")]
     return Layer(attention, mlp, hc)
 
 
-def _linear_attention(config: ModelConfig, read: Reader, widths: Widths, index: int, chunk: int) -> LinearAttention:
+def _linear_attention(config: ModelConfig, read: Reader, widths: Widths, index: int, recipe: Recipe) -> LinearAttention:
     hidden, size, heads = config.hidden_size, config.linear_head_dim, config.linear_num_heads
     inner = heads * size
     at = "self_attn."
@@ -80,10 +73,10 @@ def _linear_attention(config: ModelConfig, read: Reader, widths: Widths, index: 
         "taps": taps[:, 0].t().contiguous(),
         "o_norm": read(f"{at}o_norm.weight", size),
     }
-    return LinearAttention(config, parts, small, chunk)
+    return LinearAttention(config, parts, small, recipe)
 
 
-def _latent_attention(config: ModelConfig, read: Reader, widths: Widths, index: int, form: str) -> LatentAttention:
+def _latent_attention(config: ModelConfig, read: Reader, widths: Widths, index: int, recipe: Recipe) -> LatentAttention:
     hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
     at, key = "self_attn.", f"{index}.attention"
     front = read.stack((f"{at}q_a_proj", f"{at}kv_a_proj_with_mqa"), (config.q_lora_rank, rank), hidden)
@@ -99,7 +92,7 @@ def _latent_attention(config: ModelConfig, read: Reader, widths: Widths, index: 
         read(f"{at}q_a_layernorm.weight", config.q_lora_rank),
         read(f"{at}kv_a_layernorm.weight", rank),
     )
-    attention = LatentAttention(config, parts, norms, form)
+    attention = LatentAttention(config, parts, norms, recipe.form, recipe.splits, recipe.kernels)
     attention.indexer = _indexer(config, read, widths)
     return attention
 
@@ -153,7 +146,7 @@ def _moe(config: ModelConfig, read: Reader, widths: Widths, index: int) -> MoE:
 
 
 def _hyper(config: ModelConfig, read: Reader, kind: str, norm: str) -> tuple[Any, ...]:
-    """The arguments of `hyper.read` after the streams; all fp32."""
+    """The arguments of `kernels.hyper` after the streams; all fp32."""
     count = config.hc_mult
     total = (2 + count) * count
     parts = torch.tensor([count, count, count * count])

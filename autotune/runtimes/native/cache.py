@@ -41,11 +41,6 @@ class LatentPool:
             self.latent[slots] = latent.to(self.latent.dtype)
         self.raw[slots] = raw.to(self.raw.dtype)
 
-    def read(self, slots: Tensor) -> Tensor:
-        """Latents of any shape of slots, in fp32."""
-        rows = self.latent[slots].float()
-        return rows * self.scale[slots] if self.quantized else rows
-
 
 class StatePool:
     """One linear-attention layer's slots: the last inputs of its convolution and its recurrent state."""

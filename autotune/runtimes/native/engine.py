@@ -18,7 +18,8 @@ from autotune.runtimes.native import capture, graphs, transfers
 from autotune.runtimes.native.build import build_decoder
 from autotune.runtimes.native.cache import Blocks
 from autotune.runtimes.native.config import read_config
-from autotune.runtimes.native.model import Segment, Widths
+from autotune.runtimes.native.kernels import select
+from autotune.runtimes.native.model import Recipe, Segment, Widths
 from autotune.runtimes.native.scheduler import Scheduler, Sequence, places, step_rows
 from autotune.runtimes.native.weights import Checkpoint
 from search_spaces import Value, bits
@@ -31,10 +32,11 @@ SCORE_ROWS = 256
 class Engine:
     """A checkpoint under one complete configuration (see `search_spaces.native`), in this process.
 
-    Raises CheckpointError for a folder that cannot be loaded.
+    ``capability`` decides which kernels run; by default it is this process's own. Raises CheckpointError for a folder
+    that cannot be loaded.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Value]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Value], capability: select.Capability | None = None) -> None:
         start = time.monotonic()
         torch.set_grad_enabled(False)
         if torch.cuda.is_available():  # a default device costs microseconds an operation, so none is set on CPU
@@ -48,10 +50,12 @@ class Engine:
             str(config["compute"]),
         )
         self.graphs = graphs.policy(str(config["graphs"]), self.model)
-        self.decoder = build_decoder(
-            self.model, Checkpoint(folder), self.widths, str(config["attention"]), int(config["kda_chunk"]),
-            self.graphs.ops,
-        )  # fmt: skip
+        chosen = select.choose(capability or select.here(self.model, str(config["kv_dtype"])))
+        self.kernels = chosen.replaced(self.graphs.kernels, self.graphs.name)
+        recipe = Recipe(
+            str(config["attention"]), int(config.get("kv_splits", 1)), int(config["kda_chunk"]), self.kernels.functions
+        )
+        self.decoder = build_decoder(self.model, Checkpoint(folder), self.widths, recipe)
         size = int(config["block_size"])
         self.blocks = Blocks(int(config["kv_tokens"]) // size, size, bool(config["prefix_reuse"]))
         self.scheduler = Scheduler(self.blocks, int(config["max_seqs"]), int(config["token_budget"]))

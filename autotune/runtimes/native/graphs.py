@@ -9,6 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from autotune.runtimes.native import hyper, kda
-from autotune.runtimes.native.model import Ops
+from autotune.runtimes.native.kernels.hyper import reference as hyper_kernel
+from autotune.runtimes.native.kernels.kda_decode import reference as kda_kernel
 
 if TYPE_CHECKING:
     from autotune.runtimes.native.config import ModelConfig
 
 
 class Eager:
-    """Operation by operation."""
+    """Operation by operation. ``kernels`` are what a policy runs instead of the reference of an op."""
 
     name = "eager"
 
     def __init__(self, config: ModelConfig) -> None:
-        self.ops = Ops()
+        self.kernels: Mapping[str, Callable[..., Any]] = {}
         self.seconds = 0.0
 
 
@@ -51,20 +53,23 @@ class Compiled(Eager):
         total, inner, state = (2 + streams) * streams, heads * size, (None, heads, size, size)
         small = {"dt_bias": (inner,), "rate": (heads, 1), "taps": (taps, 3 * inner), "o_norm": (size,)}
         read = region(
-            lambda s, fn, base, scale, norm: hyper.read(s, fn, base, scale, norm, sizes),
+            lambda s, fn, base, scale, norm: hyper_kernel.hyper(s, fn, base, scale, norm, sizes),
             [(None, streams, hidden), (total, streams * hidden), (total,), (total,), (hidden,)],
             ("read", sizes),
         )
         core = region(
-            lambda w, f, b, g, s, *rest: kda.decode(w, f, b, g, s, dict(zip(small, rest, strict=True)), bounds),
+            lambda w, f, b, g, s, *rest: kda_kernel.step(w, f, b, g, s, dict(zip(small, rest, strict=True)), bounds),
             [(None, taps, 3 * inner), (None, inner), (None, heads), (None, inner), state, *small.values()],
             ("core", bounds),
         )
-        self.ops = Ops(
-            read=lambda s, fn, base, scale, norm, _: read(s, fn, base, scale, norm),
-            write=hyper.write,  # two operations: a call into compiled code costs more (40 against 18 µs)
-            core=lambda w, f, b, g, s, parts, _: core(w, f, b, g, s, *(parts[name] for name in small)),
-        )
+        # hyper.write stays: its two operations cost less than a call into compiled code (18 against 40 µs).
+        self.kernels = {
+            "hyper": lambda s, fn, base, scale, norm, _: read(s, fn, base, scale, norm),
+            "kda_decode": partial(
+                kda_kernel.kda_decode,
+                core=lambda w, f, b, g, s, parts, _: core(w, f, b, g, s, *(parts[name] for name in small)),
+            ),
+        }
         self.seconds = time.monotonic() - start
 
 
@@ -84,7 +89,7 @@ def region(function: Callable[..., Any], shapes: list[tuple[int | None, ...]], n
 
     ``name`` and the shapes identify the package on disk, together with torch, the processor and our own source.
     """
-    sources = [Path(module.__file__ or "").read_bytes() for module in (hyper, kda)]
+    sources = [Path(module.__file__ or "").read_bytes() for module in (hyper, kda, hyper_kernel, kda_kernel)]
     where = (str(torch.get_default_device()), torch.backends.cpu.get_cpu_capability())
     identity = repr((name, shapes, torch.__version__, where)).encode()
     key = hashlib.sha256(b"".join([identity, *sources])).hexdigest()[:24]

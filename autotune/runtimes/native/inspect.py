@@ -52,6 +52,8 @@ def effective(engine: Engine) -> dict[str, Any]:
     kernels = {weight.kernel for _, weight in packed(decoder)}
     if latent is not None and latent.pool is not None:
         config["attention"] = latent.form
+        if "kv_splits" in config:
+            config["kv_splits"] = latent.splits
         config["kv_dtype"] = NAMES[latent.pool.latent.dtype]
     if linear is not None and linear.pool is not None:
         config["kda_chunk"] = linear.chunk
@@ -71,6 +73,8 @@ def effective(engine: Engine) -> dict[str, Any]:
         "token_budget": engine.scheduler.token_budget,
         "threads": torch.get_num_threads(),
         "kernels": ",".join(sorted(kernels)),
+        "kernel_backends": dict(engine.kernels.backends),
+        "kernel_refusals": dict(engine.kernels.refusals),
         "bits_stored": _stored(decoder),
     }
     return config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,14 @@ class Widths:
 
 
 @dataclass(frozen=True, slots=True)
-class Ops:
-    """The hot pieces that a graph policy may replace by compiled ones."""
+class Recipe:
+    """How attention is computed: its ``form``, the ``splits`` of a decode step's context, the linear attention's
+    ``chunk`` in prefill, and the function of each op (see `kernels.select`)."""
 
-    read: Any = hyper.read
-    write: Any = hyper.write
-    core: Any = kda.decode
+    form: str
+    splits: int
+    chunk: int
+    kernels: Mapping[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +70,18 @@ class Step:
         """
         positions, table = rows[:, 2], rows[:, 3:]
         past = (table[:, :, None] * size + torch.arange(size)).flatten(1)[:, :length]
-        return cls(rows[:, 1], Places(past.gather(1, rows[:, 2:3])[:, 0], positions, past))
+        return cls(rows[:, 1], Places(past.gather(1, rows[:, 2:3])[:, 0], positions, table, size, past))
 
 
 class LinearAttention:
     """Kimi delta attention of one layer over a pool of states."""
 
-    def __init__(self, config: ModelConfig, parts: dict[str, Linear], small: dict[str, Tensor], chunk: int) -> None:
-        self.config, self.parts, self.small, self.chunk = config, parts, small, chunk
+    def __init__(self, config: ModelConfig, parts: dict[str, Linear], small: dict[str, Tensor], recipe: Recipe) -> None:
+        self.config, self.parts, self.small = config, parts, small
+        self.chunk, self.kernels = recipe.chunk, recipe.kernels
         self.shape = (-1, config.linear_num_heads, config.linear_head_dim)
         self.pool: StatePool | None = None
         self.bounds = (config.linear_lower_bound, config.rms_norm_eps)
-        self.core: Any = kda.decode
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """qkv before the convolution [T, 3·H·d], raw forget gate [T, H·d], raw β [T, H], raw output gate [T, H·d]."""
@@ -89,12 +91,8 @@ class LinearAttention:
 
     def decode(self, x: Tensor, at: Step) -> Tensor:
         assert self.pool is not None
-        qkv, forget, beta, gate = self._project(x)
-        window = torch.cat([self.pool.conv[at.slots], qkv[:, None]], 1)
-        self.pool.conv[at.slots] = window[:, 1:]
-        out, state = self.core(window, forget, beta, gate, self.pool.state[at.slots].float(), self.small, self.bounds)
-        self.pool.state[at.slots] = state.to(self.pool.state.dtype)
-        return self.parts["o"](out)
+        pool = (self.pool.conv, self.pool.state)
+        return self.parts["o"](self.kernels["kda_decode"](self._project(x), pool, at.slots, self.small, self.bounds))
 
     def prefill(self, x: Tensor, at: Segment) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """[T, D] → [T, D] and (conv, state) after each of the segment's borders."""
@@ -104,7 +102,7 @@ class LinearAttention:
         mixed, padded = kda.convolve(qkv, self.pool.conv[at.slot], self.small["taps"])
         mixed = mixed.view(len(x), 3, *self.shape[1:])
         before = self.pool.state[at.slot].float()
-        out, states = kda.prefill(mixed[:, 0], mixed[:, 1], mixed[:, 2], decay, beta.sigmoid(), before, self.chunk)
+        out, states = self.kernels["kda_prefill"](*mixed.unbind(1), decay, beta.sigmoid(), before, self.chunk)
         kept = self.config.linear_conv_kernel_dim - 1
         self.pool.conv[at.slot] = padded[len(padded) - kept :]
         self.pool.state[at.slot] = states[-1].to(self.pool.state.dtype)
@@ -126,9 +124,9 @@ class Decoder:
     """Token ids in, fp32 logits out. Pools are attached by `attach`; nothing here decides who runs when."""
 
     def __init__(
-        self, config: ModelConfig, embed: Embedding, layers: list[Layer], norm: Tensor, head: Linear, ops: Ops
+        self, config: ModelConfig, embed: Embedding, layers: list[Layer], norm: Tensor, head: Linear, read: Any
     ) -> None:
-        self.config, self.embed, self.layers, self.norm, self.head, self.ops = config, embed, layers, norm, head, ops
+        self.config, self.embed, self.layers, self.norm, self.head, self.read = config, embed, layers, norm, head, read
 
     def attach(self, tokens: int, slots: int, kv_dtype: str, state_dtype: str) -> None:
         """Allocate the pools: ``tokens`` latents a sparse layer, ``slots`` states a linear one."""
@@ -184,7 +182,7 @@ class Decoder:
         return self._logits(self._run(ids, attend))
 
     def _run(self, ids: Tensor, attend: Any) -> Tensor:
-        read, write = self.ops.read, self.ops.write
+        read, write = self.read, hyper.write
         streams = self.embed(ids)[:, None].expand(-1, self.config.hc_mult, -1).contiguous()
         for layer in self.layers:
             first, second = layer.hc

@@ -122,8 +122,9 @@ class Scheduler:
 
 def places(blocks: list[int], size: int, start: int, count: int) -> Places:
     """Where ``count`` new tokens of one sequence and all before them lie."""
-    past = (torch.tensor(blocks)[:, None] * size + torch.arange(size)).flatten()[: start + count]
-    return Places(past[start:], torch.arange(start, start + count), past)
+    table = torch.tensor([blocks])
+    past = (table[:, :, None] * size + torch.arange(size)).flatten(1)[:, : start + count]
+    return Places(past[0, start:], torch.arange(start, start + count), table, size, past)
 
 
 def step_rows(sequences: list[Sequence]) -> Tensor:

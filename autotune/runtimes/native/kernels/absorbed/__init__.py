@@ -1,0 +1,1 @@
+"""Multi-query attention over the cached latents themselves."""

@@ -1,0 +1,15 @@
+"""Masked attention by torch's own kernel."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from autotune.runtimes.native.kernels.latents import Scope
+
+
+def expanded(query: Tensor, keys: Tensor, values: Tensor, scope: Scope, scale: float) -> Tensor:
+    """``query`` [G, M, H, d], ``keys`` [G, L, H, d], ``values`` [G, L, H, v] → [G, M, H, v]."""
+    mask = scope.mask(keys.shape[1])[:, None]
+    q, k, v = (t.transpose(1, 2) for t in (query, keys, values))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)

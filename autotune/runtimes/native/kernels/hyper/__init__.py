@@ -1,0 +1,1 @@
+"""How a block reads the hyper-connected residual streams."""

@@ -1,0 +1,1 @@
+"""Kimi delta attention over many tokens of one sequence, by chunks."""

@@ -1,0 +1,1 @@
+"""Absorbed attention that reads only the selected pools and the unfinished last one."""
