@@ -22,7 +22,7 @@ from tuning_db import DuplicateTrial, Hardware, Scenario, Store, Trial, open_sto
 
 SOURCE = [(i * i * 31 + i * 7) % 251 for i in range(5000)]
 FIXED = (
-    "kda_chunk", "bits_dense", "bits_shared", "bits_embedding", "bits_lm_head", "bits_protect_first",
+    "kda_chunk", "kv_splits", "bits_dense", "bits_shared", "bits_embedding", "bits_lm_head", "bits_protect_first",
     "bits_protect_last", "bits_group_size", "block_size", "state_dtype", "kv_tokens", "token_budget",
 )  # fmt: skip
 WHOLE = load("native").narrow({**FACTS, "longest": 1000})

@@ -28,6 +28,7 @@ exec autotune serve \
   --set graphs=eager \
   --set kda_chunk=64 \
   --set kv_dtype=bf16 \
+  --set kv_splits=1 \
   --set kv_tokens=8192 \
   --set max_seqs=8 \
   --set pp=1 \
