@@ -132,8 +132,9 @@ LAYOUT = tuple(
 
 GRAPHS = (
     Knob(
-        "graphs", "graphs", Choice(("eager", "compiled", "cuda")), "eager",
-        "Run operation by operation, through compiled regions, or as captured CUDA graphs.", refuse=_graphs,
+        "graphs", "graphs", Choice(("eager", "compiled", "fused", "cuda")), "eager",
+        "Run operation by operation, through regions compiled by torch, through our own fused kernels (C on CPU), or "
+        "as captured CUDA graphs.", refuse=_graphs,
     ),
 )  # fmt: skip
 

@@ -66,6 +66,7 @@ class Engine:
             str(config["kv_dtype"]),
             str(config["state_dtype"]),
         )
+        self.graphs.bind(self.decoder)
         frame = capture.Frame(size, self.scheduler.max_seqs, self.blocks.count)
         self.run = capture.Steps(self.decoder, frame, transfers.Plain())
         self.stride = max(size, int(config["kda_chunk"]))

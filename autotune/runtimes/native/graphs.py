@@ -18,11 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from autotune.runtimes.native import hyper, kda
+from autotune.runtimes.native.kernels.cpu import fused
+from autotune.runtimes.native.kernels.cpu import library as cpu
 from autotune.runtimes.native.kernels.hyper import reference as hyper_kernel
 from autotune.runtimes.native.kernels.kda_decode import reference as kda_kernel
+from autotune.runtimes.native.moe import MoE
 
 if TYPE_CHECKING:
     from autotune.runtimes.native.config import ModelConfig
+    from autotune.runtimes.native.model import Decoder
 
 
 class Eager:
@@ -33,6 +37,9 @@ class Eager:
     def __init__(self, config: ModelConfig) -> None:
         self.kernels: Mapping[str, Callable[..., Any]] = {}
         self.seconds = 0.0
+
+    def bind(self, decoder: Decoder) -> None:
+        """Replace what this policy runs otherwise; the decoder has its pools by now."""
 
 
 class Compiled(Eager):
@@ -71,6 +78,31 @@ class Compiled(Eager):
             ),
         }
         self.seconds = time.monotonic() - start
+
+
+class Fused(Eager):
+    """The same regions, and all of a KDA step and of the experts, through our own C kernels."""
+
+    name = "fused"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.kernels = {"hyper": hyper_kernel.hyper, "kda_decode": kda_kernel.kda_decode}  # until `bind` has the pools
+
+    def bind(self, decoder: Decoder) -> None:
+        library, model = cpu.library(), decoder.config
+        if library is None:
+            raise NotImplementedError(f"graphs=fused: {cpu.refusal()}")
+        decoder.write = fused.writer(library)
+        for layer in decoder.layers:
+            layer.reads = [fused.reader(library, args) for args in layer.hc]
+            if isinstance(layer.mlp, MoE):
+                layer.mlp.fuse(library, model.swiglu_limit)
+        for attention in decoder.linear_layers():
+            assert attention.pool is not None
+            attention.step = fused.kda_step(
+                library, attention.small, attention.bounds, attention.pool.conv, attention.pool.state
+            )
 
 
 class _Module(nn.Module):
@@ -131,7 +163,7 @@ def preload() -> None:
         cpu_vec_isa.valid_vec_isa_list()
 
 
-POLICIES: Mapping[str, type[Eager]] = {"eager": Eager, "compiled": Compiled}
+POLICIES: Mapping[str, type[Eager]] = {"eager": Eager, "compiled": Compiled, "fused": Fused}
 
 
 def policy(name: str, config: ModelConfig) -> Eager:

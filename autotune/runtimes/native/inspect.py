@@ -10,11 +10,12 @@ import torch
 from autotune.runtimes.native.attention import LatentAttention
 from autotune.runtimes.native.model import Decoder, LinearAttention
 from autotune.runtimes.native.moe import MLP
-from autotune.runtimes.native.quant.linear import EIGHT, Linear, Wide
+from autotune.runtimes.native.quant.linear import Linear, Stored
 
 if TYPE_CHECKING:
     from autotune.runtimes.native.engine import Engine
 
+EIGHT_KERNELS = {"weight_only": "int8", "int8_token": "int8_token", "int8_tensor": "int8_both"}
 KERNEL_BITS = {"fp32": 16, "bf16": 16, "int8": 8, "int8_both": 8, "int8_token": 8, "int4": 4}
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
@@ -58,10 +59,10 @@ def effective(engine: Engine) -> dict[str, Any]:
     if linear is not None and linear.pool is not None:
         config["kda_chunk"] = linear.chunk
         config["state_dtype"] = NAMES[linear.pool.state.dtype]
-    wide = {weight.kernel for _, weight in packed(decoder) if isinstance(weight, Wide)}
-    if wide:
-        config["compute"] = wide.pop()
-    eight = next((name for name, kind in EIGHT.items() if kind.kernel in kernels), None)
+    computes = {weight.compute for _, weight in packed(decoder) if isinstance(weight, Stored)}
+    if len(computes) == 1:
+        config["compute"] = computes.pop()
+    eight = next((name for name, kernel in EIGHT_KERNELS.items() if kernel in kernels), None)
     if "activations" in config and eight is not None:
         config["activations"] = eight
     config |= {

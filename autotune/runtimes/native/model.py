@@ -82,6 +82,7 @@ class LinearAttention:
         self.shape = (-1, config.linear_num_heads, config.linear_head_dim)
         self.pool: StatePool | None = None
         self.bounds = (config.linear_lower_bound, config.rms_norm_eps)
+        self.step: Callable[..., Tensor] | None = None  # all of `kda_decode` at once, bound to the pool
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """qkv before the convolution [T, 3·H·d], raw forget gate [T, H·d], raw β [T, H], raw output gate [T, H·d]."""
@@ -91,8 +92,11 @@ class LinearAttention:
 
     def decode(self, x: Tensor, at: Step) -> Tensor:
         assert self.pool is not None
+        projected = self._project(x)
+        if self.step is not None:
+            return self.parts["o"](self.step(*projected, at.slots))
         pool = (self.pool.conv, self.pool.state)
-        return self.parts["o"](self.kernels["kda_decode"](self._project(x), pool, at.slots, self.small, self.bounds))
+        return self.parts["o"](self.kernels["kda_decode"](projected, pool, at.slots, self.small, self.bounds))
 
     def prefill(self, x: Tensor, at: Segment) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """[T, D] → [T, D] and (conv, state) after each of the segment's borders."""
@@ -114,10 +118,22 @@ class LinearAttention:
 
 
 class Layer:
-    """One decoder layer: attention and feed-forward, each read from and written to the residual streams."""
+    """One decoder layer: attention and feed-forward, each read from and written to the residual streams.
+
+    ``hc`` are the arguments of `kernels.hyper` for the two, after the streams; ``reads`` what runs them.
+    """
 
     def __init__(self, attention: LinearAttention | LatentAttention, mlp: MLP | MoE, hc: Sequence[Any]) -> None:
         self.attention, self.mlp, self.hc = attention, mlp, hc
+        self.reads: list[Callable[[Tensor], Any]] = []
+
+    def read_by(self, read: Callable[..., Any]) -> None:
+        """Let ``read``, called as `kernels.hyper`, run the two."""
+
+        def bound(args: Any) -> Callable[[Tensor], Any]:
+            return lambda streams: read(streams, *args)
+
+        self.reads = [bound(args) for args in self.hc]
 
 
 class Decoder:
@@ -126,7 +142,10 @@ class Decoder:
     def __init__(
         self, config: ModelConfig, embed: Embedding, layers: list[Layer], norm: Tensor, head: Linear, read: Any
     ) -> None:
-        self.config, self.embed, self.layers, self.norm, self.head, self.read = config, embed, layers, norm, head, read
+        self.config, self.embed, self.layers, self.norm, self.head = config, embed, layers, norm, head
+        self.write: Callable[..., Tensor] = hyper.write
+        for layer in layers:
+            layer.read_by(read)
 
     def attach(self, tokens: int, slots: int, kv_dtype: str, state_dtype: str) -> None:
         """Allocate the pools: ``tokens`` latents a sparse layer, ``slots`` states a linear one."""
@@ -182,14 +201,12 @@ class Decoder:
         return self._logits(self._run(ids, attend))
 
     def _run(self, ids: Tensor, attend: Any) -> Tensor:
-        read, write = self.read, hyper.write
         streams = self.embed(ids)[:, None].expand(-1, self.config.hc_mult, -1).contiguous()
         for layer in self.layers:
-            first, second = layer.hc
-            x, post, mix = read(streams, *first)
-            streams = write(streams, attend(layer.attention, x), post, mix)
-            x, post, mix = read(streams, *second)
-            streams = write(streams, layer.mlp(x), post, mix)
+            x, post, mix = layer.reads[0](streams)
+            streams = self.write(streams, attend(layer.attention, x), post, mix)
+            x, post, mix = layer.reads[1](streams)
+            streams = self.write(streams, layer.mlp(x), post, mix)
         return streams.mean(1)
 
     def _logits(self, hidden: Tensor) -> Tensor:

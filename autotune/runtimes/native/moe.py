@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune.runtimes.native.kernels.cpu import fused
 from autotune.runtimes.native.quant.linear import Linear
 
 
@@ -33,8 +36,11 @@ class MoE:
     ) -> None:
         self.router, self.bias, self.experts, self.shared = router, bias, experts, shared
         self.top_k, self.scaling = top_k, scaling
+        self.fused: fused.Experts | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.fused is not None and len(x) <= self.fused.few:
+            return self.fused(x)
         scores = F.linear(x, self.router).sigmoid()
         chosen = (scores + self.bias).topk(self.top_k, -1, sorted=False).indices
         weights = scores.gather(1, chosen)
@@ -52,3 +58,8 @@ class MoE:
         parts = [expert(rows) for expert, rows in shares if len(rows)]
         routed = torch.cat(parts) * weights.flatten()[order, None]
         return out.index_add(0, token, routed)
+
+    def fuse(self, library: ctypes.CDLL, limit: float) -> None:
+        """Run few tokens through the C kernel, where every weight has one."""
+        rule = (self.top_k, self.scaling, limit)
+        self.fused = fused.Experts(library, self.router, self.bias, [*self.experts, self.shared], 0, rule)

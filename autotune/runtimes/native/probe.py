@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from autotune.runtimes.native.graphs import compiler
+from autotune.runtimes.native.kernels.cpu import library as cpu
 from autotune.runtimes.native.quant.linear import refusals
-from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS
 
 
 def probe() -> dict[str, Any]:
@@ -24,11 +24,9 @@ def refused() -> dict[str, str]:
     """The values that narrowing must remove here."""
     found: dict[str, str] = {"graphs=cuda": "the engine does not capture CUDA graphs yet"}
     for name, reason in refusals().items():
-        if name in ("int8_both", "int8_token"):
-            found[f"activations={name.replace('both', 'tensor')}"] = reason
-        else:
-            groups = [g for g in (*LAYER_GROUPS, *MODEL_GROUPS) if g != "embedding"]
-            found |= {f"bits_{group}={name}": reason for group in groups}
+        found[f"activations={name}"] = reason
     if compiler() is None:
         found["graphs=compiled"] = "torch.compile needs a C++ compiler (install g++)"
+    if cpu.refusal():
+        found["graphs=fused"] = cpu.refusal()
     return found

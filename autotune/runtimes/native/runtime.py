@@ -36,8 +36,9 @@ class NativeRuntime:
     def version(self) -> Mapping[str, str]:
         """The engine's own source digest, and the torch that multiplies."""
         digest = hashlib.sha256()
-        for path in sorted(Path(__file__).parent.rglob("*.py")):
-            digest.update(path.read_bytes())
+        for path in sorted(Path(__file__).parent.rglob("*")):
+            if path.suffix in (".py", ".c", ".h"):
+                digest.update(path.read_bytes())
         return {"source": digest.hexdigest()[:16], "torch": metadata.version("torch")}
 
     def capabilities(self) -> Mapping[str, Any]:

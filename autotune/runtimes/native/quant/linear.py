@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 from functools import cache
 from typing import Protocol
 
@@ -10,10 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW_ROWS = {"int8": 16, "int4": 64}
-"""Up to here the packed kernels read fewer bytes than they lose in arithmetic; beyond, unpacking once is faster.
-Measured with AVX-512 and AMX at 128 to 768 inputs and outputs."""
-NIBBLES = 0x0F0F0F0F0F0F0F0F
+from autotune.runtimes.native.kernels.cpu import library as cpu
+
+FEW_ROWS = {
+    ("fp32", "fp32"): 32, ("bf16", "bf16"): 16,
+    ("int8", "fp32"): 64, ("int8", "bf16"): 16, ("int4", "fp32"): 64, ("int4", "bf16"): 16,
+}  # fmt: skip
+"""By storage and compute type: up to here the C kernels win over torch's product, which must unpack first.
+Measured with AVX-512 and AMX at 512 to 2048 inputs and outputs."""
 
 
 class Linear(Protocol):
@@ -28,42 +32,69 @@ class Linear(Protocol):
         """The weight that is really used, in fp32 [out, in]."""
 
 
-class Wide:
+class Stored:
+    """A weight kept row by row as ``data``; what few rows multiply through our own kernels and many through torch.
+
+    ``compute`` is the type of the product of many rows, fp32 or bf16; few rows always keep fp32 activations.
+    """
+
+    def __init__(self, kernel: str, compute: str, shape: tuple[int, int], parts: tuple[Tensor, ...], group: int = 0):
+        self.kernel, self.compute, self.shape, self.parts, self.group = kernel, compute, shape, parts, group
+        self.data = parts[0]
+        self.nbytes = sum(part.nbytes for part in parts)
+        whole = shape[1] % cpu.LANES == 0 and not self.data.is_cuda
+        self._library = cpu.library() if whole else None
+        self.few = FEW_ROWS[kernel, compute] if self._library is not None else 0
+        self._threads = torch.get_num_threads()
+        self.weight = cpu.Weight(cpu.KINDS[kernel], *shape, group, self.data.data_ptr(), parts[-1].data_ptr())
+        self._at = ctypes.addressof(self.weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        if rows > self.few:
+            return self._many(x)
+        assert self._library is not None
+        x, out = x.contiguous(), torch.empty(rows, self.shape[0])
+        self._library.linear(self._at, x.data_ptr(), rows, out.data_ptr(), self._threads)
+        return out
+
+    def _many(self, x: Tensor) -> Tensor:
+        if self.compute == "fp32":
+            return F.linear(x, self.dense())
+        return F.linear(x.bfloat16(), self.dense().bfloat16()).float()
+
+    def dense(self) -> Tensor:
+        raise NotImplementedError
+
+
+class Wide(Stored):
     """fp32 or bf16 weights, multiplied as stored."""
 
     def __init__(self, weight: Tensor, compute: str) -> None:
-        self.weight = weight.to(torch.bfloat16 if compute == "bf16" else torch.float32).contiguous()
-        self.kernel = compute
-        self.nbytes = self.weight.nbytes
+        kind = torch.bfloat16 if compute == "bf16" else torch.float32
+        super().__init__(compute, compute, (weight.shape[0], weight.shape[1]), (weight.to(kind).contiguous(),))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.kernel == "fp32":
-            return F.linear(x, self.weight)
-        return F.linear(x.bfloat16(), self.weight).float()
+    def _many(self, x: Tensor) -> Tensor:
+        return F.linear(x.to(self.data.dtype), self.data).float()
 
     def dense(self) -> Tensor:
-        return self.weight.float()
+        return self.data.float()
 
 
-class Int8:
-    """Symmetric int8 with one scale an output channel, activations kept in bf16."""
+class Int8(Stored):
+    """Symmetric int8 with one fp32 scale an output channel."""
 
-    kernel = "int8"
+    def __init__(self, weight: Tensor, compute: str) -> None:
+        scale = weight.abs().amax(1).clamp(min=1e-12) / 127
+        data = (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+        super().__init__("int8", compute, (weight.shape[0], weight.shape[1]), (data, scale))
 
-    def __init__(self, weight: Tensor) -> None:
-        scale = (weight.abs().amax(1).clamp(min=1e-12) / 127).bfloat16()
-        self.weight = (weight / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-        self.scale = scale
-        self.nbytes = self.weight.nbytes + scale.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= FEW_ROWS[self.kernel] and not x.is_cuda:
-            return torch._weight_int8pack_mm(x.bfloat16(), self.weight, self.scale).float()
-        # int8 fits into bf16 exactly, so the scale can wait for the output.
-        return F.linear(x.bfloat16(), self.weight.bfloat16()).float() * self.scale.float()
+    def _many(self, x: Tensor) -> Tensor:
+        kind = torch.float32 if self.compute == "fp32" else torch.bfloat16  # int8 fits into bf16 exactly
+        return F.linear(x.to(kind), self.data.to(kind)).float() * self.parts[1]
 
     def dense(self) -> Tensor:
-        return self.weight.float() * self.scale.float()[:, None]
+        return self.data.float() * self.parts[1][:, None]
 
 
 class Int8Both(Int8):
@@ -73,121 +104,64 @@ class Int8Both(Int8):
     weights tells.
     """
 
-    kernel = "int8_both"
+    def __init__(self, weight: Tensor, compute: str) -> None:
+        super().__init__(weight, compute)
+        self.kernel, self.few = "int8_both", 0
 
     def __call__(self, x: Tensor) -> Tensor:
         scale = x.abs().amax().clamp(min=1e-12) / 127
         quantized = (x / scale).round().to(torch.int8)
-        return torch._int_mm(quantized, self.weight.t()).float() * (self.scale.float() * scale)
+        return torch._int_mm(quantized, self.data.t()).float() * (self.parts[1] * scale)
 
 
 class Int8Token(Int8):
     """int8 weights and int8 activations with one scale an activation row, so that no token bends another's."""
 
-    kernel = "int8_token"
+    def __init__(self, weight: Tensor, compute: str) -> None:
+        super().__init__(weight, compute)
+        self.kernel, self.few = "int8_token", 0
 
     def __call__(self, x: Tensor) -> Tensor:
         scale = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
         quantized = (x / scale).round().to(torch.int8)
-        return torch._int_mm(quantized, self.weight.t()).float() * (self.scale.float() * scale)
+        return torch._int_mm(quantized, self.data.t()).float() * (self.parts[1] * scale)
 
 
-class Int4:
-    """Asymmetric 4 bits with a scale and a zero point for each ``group`` inputs, packed two weights a byte."""
+class Int4(Stored):
+    """Asymmetric 4 bits with a bf16 scale and minimum for each ``group`` inputs, two weights a byte, low half first."""
 
-    kernel = "int4"
-
-    def __init__(self, weight: Tensor, group: int) -> None:
-        self.out = len(weight)
-        weight = F.pad(weight, (0, 0, 0, -self.out % 64))  # rows that the packing takes
+    def __init__(self, weight: Tensor, group: int, compute: str) -> None:
         out, inputs = weight.shape
         grouped = weight.view(out, inputs // group, group)
-        low, high = grouped.amin(-1), grouped.amax(-1)
-        # The kernel computes (q − 8)·scale + zero in bf16, so both are rounded before q is chosen.
-        scale = ((high - low).clamp(min=1e-8) / 15).bfloat16()
-        zero = (low + 8 * scale.float()).bfloat16()
-        q = ((grouped - zero.float()[..., None]) / scale.float()[..., None] + 8).round().clamp(0, 15)
-        self.group, self.shape = group, (out, inputs)
-        self.packed = torch._convert_weight_to_int4pack_for_cpu(q.view(out, inputs).to(torch.int32), 1)
-        self.scales = torch.stack([scale.t(), zero.t()], -1).contiguous()
-        self.nbytes = self.packed.nbytes + self.scales.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        x = x.bfloat16()
-        if x.shape[0] <= FEW_ROWS[self.kernel] or not layout_known():
-            return torch._weight_int4pack_mm_for_cpu(x, self.packed, self.group, self.scales).float()[:, : self.out]
-        # x W = x (q·scale) + (sums of x over a group)·(zero − 8·scale): one pass over the weight instead of two.
-        blocks = torch.matmul(x, self._scaled()).permute(1, 0, 2).reshape(len(x), -1)
-        sums = x.float().view(len(x), -1, self.group).sum(-1)
-        return torch.addmm(blocks.float(), sums, self._offset())[:, : self.out]
-
-    def _scaled(self) -> Tensor:
-        """q·scale in bf16, in the packing's own order: [out / block, in, block]."""
-        out, inputs = self.shape
-        block = packed_block()
-        codes = unpack(self.packed, out, inputs, block).view(out // block, inputs // self.group, self.group, block)
-        scale = self.scales[..., 0].view(inputs // self.group, 1, out // block, block).permute(2, 0, 1, 3)
-        return codes.mul_(scale).view(out // block, inputs, block)
-
-    def _offset(self) -> Tensor:
-        """zero − 8·scale, [in / group, out], fp32."""
-        scales = self.scales.float()
-        return scales[..., 1] - 8 * scales[..., 0]
+        low = grouped.amin(-1).bfloat16()  # rounded before the codes are chosen
+        scale = ((grouped.amax(-1) - low.float()).clamp(min=1e-8) / 15).bfloat16()
+        codes = ((grouped - low.float()[..., None]) / scale.float()[..., None]).round().clamp(0, 15).to(torch.uint8)
+        pad = -inputs % cpu.CHUNK
+        codes = F.pad(codes.view(out, inputs), (0, pad))
+        data = codes[:, ::2] | (codes[:, 1::2] << 4)
+        both = F.pad(torch.stack([low, scale], -1), (0, 0, 0, pad // group))
+        # One vector more, so that the kernel may load a whole one of any row's last groups.
+        both = F.pad(both.flatten(), (0, 2 * cpu.LANES))
+        super().__init__("int4", compute, (out, inputs), (data.contiguous(), both), group)
 
     def dense(self) -> Tensor:
         out, inputs = self.shape
-        if layout_known():
-            scaled = self._scaled().permute(1, 0, 2).reshape(inputs, out).float()
-            return (scaled + self._offset().repeat_interleave(self.group, 0)).t()[: self.out]
-        eye = torch.eye(inputs, dtype=torch.bfloat16)
-        return torch._weight_int4pack_mm_for_cpu(eye, self.packed, self.group, self.scales).float().t()[: self.out]
-
-
-def unpack(packed: Tensor, out: int, inputs: int, block: int) -> Tensor:
-    """The 4-bit codes [out / block, in, block] in bf16 of torch's CPU packing.
-
-    Blocks of ``block`` output columns; byte d of an input row holds column d in its low and d + block/2 in its high
-    half.
-    """
-    half = block // 2
-    words = packed.view(out // block, inputs, half).view(torch.int64)  # eight bytes at a time
-    codes = torch.empty(out // block, inputs, block, dtype=torch.bfloat16)
-    codes[..., :half] = (words & NIBBLES).view(torch.uint8)
-    codes[..., half:] = ((words >> 4) & NIBBLES).view(torch.uint8)
-    return codes
-
-
-@cache
-def packed_block() -> int:
-    """Columns a block of the packing on this processor: 64 with AVX-512, 32 with AVX2, 0 when it is neither."""
-    source = torch.Generator("cpu").manual_seed(0)
-    codes = torch.randint(0, 16, (64, 32), generator=source, dtype=torch.int32, device="cpu")
-    packed = torch._convert_weight_to_int4pack_for_cpu(codes, 1)
-    for width in (64, 32):
-        found = unpack(packed, 64, 32, width).permute(0, 2, 1).reshape(64, 32)
-        if torch.equal(found.to(torch.int32), codes):
-            return width
-    return 0
-
-
-def layout_known() -> bool:
-    return packed_block() > 0
+        if self._library is not None:
+            made = torch.empty(out, 2 * self.data.shape[1])
+            self._library.dense(self._at, made.data_ptr())
+            return made[:, :inputs]
+        codes = torch.stack([self.data & 15, self.data >> 4], -1).view(out, -1, self.group).float()
+        low, scale = self.parts[1][: 2 * out * codes.shape[1]].view(out, -1, 2, 1).float().unbind(2)
+        return (codes * scale + low).view(out, -1)[:, :inputs]
 
 
 @cache
 def refusals() -> dict[str, str]:
-    """Reasons by ``8``, ``4``, ``int8_both`` and ``int8_token`` for what this build of torch cannot multiply here."""
+    """Reasons by ``int8_tensor`` and ``int8_token`` for what this build of torch cannot multiply here."""
     found = {}
-    weight, x = torch.randn(64, 64), torch.randn(2, 64)
-    makers: dict[str, Callable[[], Linear]] = {
-        "8": lambda: Int8(weight),
-        "4": lambda: Int4(weight, 32),
-        "int8_both": lambda: Int8Both(weight),
-        "int8_token": lambda: Int8Token(weight),
-    }
-    for name, make in makers.items():
+    for name in ("int8_tensor", "int8_token"):
         try:
-            make()(x)
+            EIGHT[name](torch.randn(64, 64), "fp32")(torch.randn(2, 64))
         except (RuntimeError, AttributeError, NotImplementedError) as error:
             found[name] = f"torch {torch.__version__} refuses it here: {str(error).splitlines()[0]}"
     return found
@@ -201,9 +175,9 @@ def make_linear(weight: Tensor, bits: int, compute: str, group: int = 64, activa
     """Store ``weight`` [out, in] at ``bits``; shapes that a packing does not take stay at the next width up."""
     inputs = weight.shape[1]
     if bits == 4 and inputs % group == 0:
-        return Int4(weight, group)
-    if bits <= 8 and inputs % 16 == 0:
-        return EIGHT[activations](weight)
+        return Int4(weight, group, compute)
+    if bits <= 8 and inputs % cpu.LANES == 0:
+        return EIGHT[activations](weight, compute)
     return Wide(weight, compute)
 
 

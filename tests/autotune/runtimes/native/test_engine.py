@@ -31,8 +31,10 @@ def engine(**knobs: Any) -> Engine:
 @pytest.mark.parametrize(
     ("make", "tolerance"),
     [
-        (lambda w: Wide(w, "fp32"), 1e-5), (lambda w: Wide(w, "bf16"), 0.01), (Int8, 0.01),
-        (lambda w: Int4(w, 32), 0.01), (lambda w: Int4(w, 128), 0.01), (Int8Both, 0.03),
+        (lambda w: Wide(w, "fp32"), 1e-5), (lambda w: Wide(w, "bf16"), 0.01), (lambda w: Int8(w, "fp32"), 1e-5),
+        (lambda w: Int8(w, "bf16"), 0.01), (lambda w: Int4(w, 32, "fp32"), 1e-5),
+        (lambda w: Int4(w, 128, "fp32"), 1e-5), (lambda w: Int4(w, 64, "bf16"), 0.01),
+        (lambda w: Int8Both(w, "fp32"), 0.03),
     ],
 )  # fmt: skip
 def test_a_packed_product_is_dequantize_then_multiply(make: Any, tolerance: float, rows: int) -> None:
@@ -177,6 +179,13 @@ def test_blocks_are_never_lost_or_shared_by_mistake(events: list[tuple[str, int]
         assert not set(held_by) & set(blocks.free)
         assert len(set(blocks.free)) == len(blocks.free)
         assert len(blocks.free) + len(set(held_by) | set(blocks.kept.values())) == 12
+
+
+@pytest.mark.parametrize("knobs", [{}, {"state_dtype": "bf16"}, {"bits_experts": 4, "bits_shared": 8}])
+def test_the_fused_step_gives_the_eager_tokens(run: Any, knobs: dict[str, Any]) -> None:
+    prompts = [PROMPT, PROMPT[:7], PROMPT[:30]]
+    usual = {"kv_dtype": "fp32", **knobs}
+    assert run(engine(graphs="fused", **usual), prompts, 12) == run(engine(**usual), prompts, 12)
 
 
 def test_the_compiled_step_gives_the_eager_tokens(run: Any) -> None:

@@ -1,0 +1,106 @@
+"""The C kernels behind the interfaces of the torch code that they replace; each keeps alive what C points to."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.runtimes.native.kernels.cpu import library as cpu
+
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def _weight(tensor: Tensor) -> cpu.Weight:
+    """An fp32 matrix as the kernels see it."""
+    return cpu.Weight(cpu.KINDS["fp32"], *tensor.shape, 0, tensor.data_ptr(), 0)
+
+
+def reader(library: ctypes.CDLL, args: tuple[Any, ...]) -> Callable[[Tensor], Triple]:
+    """`kernels.hyper` with everything but the streams given."""
+    fn, base, scale, norm, (iterations, eps, norm_eps) = args
+    count, size = fn.shape[1] // norm.numel(), norm.numel()
+    constants = cpu.Hyper(
+        count, size, iterations, eps, norm_eps, base.data_ptr(), scale.data_ptr(), norm.data_ptr(), _weight(fn)
+    )
+    at, threads, run = ctypes.addressof(constants), torch.get_num_threads(), library.hyper_read
+
+    def read(streams: Tensor, kept: Any = (constants, args)) -> Triple:
+        rows = len(streams)
+        x, post, mix = torch.empty(rows, size), torch.empty(rows, count), torch.empty(rows, count, count)
+        run(at, streams.data_ptr(), rows, x.data_ptr(), post.data_ptr(), mix.data_ptr(), threads)
+        return x, post, mix
+
+    return read
+
+
+def writer(library: ctypes.CDLL) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """`hyper.write`, in place."""
+    run = library.hyper_write
+
+    def write(streams: Tensor, output: Tensor, post: Tensor, mix: Tensor) -> Tensor:
+        rows, count, size = streams.shape
+        output = output.contiguous()
+        run(streams.data_ptr(), output.data_ptr(), post.data_ptr(), mix.data_ptr(), rows, count, size)
+        return streams
+
+    return write
+
+
+def kda_step(
+    library: ctypes.CDLL, small: Mapping[str, Tensor], bounds: tuple[float, float], conv: Tensor, state: Tensor
+) -> Callable[..., Tensor]:
+    """A decode step of one layer over its pools ``conv`` and ``state``, which it changes in place."""
+    heads, size = state.shape[1:3]
+    inner = heads * size
+    constants = cpu.Kda(
+        heads, size, conv.shape[1] + 1, state.dtype is torch.bfloat16, *bounds,
+        *(small[name].data_ptr() for name in ("taps", "dt_bias", "rate", "o_norm")),
+    )  # fmt: skip
+    at, run, pools = ctypes.addressof(constants), library.kda_step, (conv.data_ptr(), state.data_ptr())
+
+    def step(
+        qkv: Tensor,
+        forget: Tensor,
+        beta: Tensor,
+        gate: Tensor,
+        slots: Tensor,
+        kept: Any = (constants, small, conv, state),
+    ) -> Tensor:
+        out = torch.empty(len(qkv), inner)
+        inputs = [t.contiguous() for t in (qkv, forget, beta, gate, slots)]
+        run(at, *(t.data_ptr() for t in inputs), *pools, out.data_ptr(), len(qkv))
+        return out
+
+    return step
+
+
+class Experts:
+    """A mixture of experts: ``mlps`` are the local routed ones from number ``first`` on, then the shared one.
+
+    ``rule`` is (experts a token, scaling, clamp of the activation); up to ``few`` tokens this beats torch's products.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, router: Tensor, bias: Tensor, mlps: Sequence[Any], first: int,
+        rule: tuple[int, float, float],
+    ) -> None:  # fmt: skip
+        stored = [part for mlp in mlps for part in (mlp.gate_up, mlp.down)]
+        self.few = min(getattr(part, "few", 0) for part in stored)  # 0: a weight without a C kernel
+        array = cpu.Weight * len(mlps)
+        ups, downs = (array(*(part.weight for part in stored[i::2])) for i in (0, 1)) if self.few else (None, None)
+        top, scaling, limit = rule
+        self._constants = cpu.Moe(
+            len(router), first, len(mlps) - 1, top, router.shape[1], scaling, limit, bias.data_ptr(), _weight(router),
+            ups, downs,
+        )  # fmt: skip
+        self._kept = (router, bias, stored, ups, downs)
+        self._at, self._threads, self._run = ctypes.addressof(self._constants), torch.get_num_threads(), library.experts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self._run(self._at, x.data_ptr(), len(x), out.data_ptr(), self._threads)
+        return out
