@@ -22,7 +22,7 @@ class Places:
     """Where Q query tokens and what they may see lie in the pools, for G sequences: one in prefill, Q in a decode step.
 
     ``new`` [Q] are the queries' own slots, ``positions`` [Q]; ``table`` [G, B] the blocks of ``size`` tokens, and
-    ``past`` [G, L] the slots of all tokens in order, padded with any valid slot.
+    ``past`` [G, L] the slots of all tokens in order, padded with any valid slot. ``states`` [G] are their state slots.
     """
 
     new: Tensor
@@ -30,6 +30,7 @@ class Places:
     table: Tensor
     size: int
     past: Tensor
+    states: Tensor
 
     @property
     def length(self) -> int:
@@ -54,7 +55,7 @@ class Indexer:
     kpool: int
 
     def raw(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What each token leaves in the pool, [T, 2·size] (normed key, gate logits); its head weights [T, heads]."""
+        """What each token gives to its group, [T, 2·size] (normed key, gate logits); its head weights [T, heads]."""
         keys, gates, weights = torch.split(self.keys(x), [self.size, self.size, self.heads], -1)
         keys = F.layer_norm(keys, (self.size,), *self.norm, eps=1e-6)
         return torch.cat([keys, gates], -1), weights * self.heads**-0.5
@@ -68,12 +69,12 @@ class Indexer:
     def select(self, compressed: Tensor, weights: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The best pools of each query: indices [Q, k] and which of them are real.
 
-        ``keys`` [G, P, size]. A pool is visible once its last token is. Ties go to the earlier pool
+        ``keys`` [G, P, size] in fp32. A pool is visible once its last token is. Ties go to the earlier pool
         (stable sort), so that the choice does not depend on what else is in the batch.
         """
         queries = self.query(compressed).view(len(compressed), self.heads, self.size)
         keys = keys[0] if len(keys) == 1 else keys  # one product for all queries, not one a query
-        scores = F.relu(queries @ keys.float().mT * self.size**-0.5)
+        scores = F.relu(queries @ keys.mT * self.size**-0.5)
         scores = (weights[:, None] @ scores)[:, 0]
         ends = torch.arange(keys.shape[-2]) * self.kpool + self.kpool - 1
         scores = scores.masked_fill(ends > positions[:, None], -torch.inf)
@@ -117,30 +118,34 @@ class LatentAttention:
         compressed = rms(front, config.rms_norm_eps) * self.norms[0]
         latent = rms(latent, config.rms_norm_eps) * self.norms[1]
         raw, weights = self.indexer.raw(x)
-        self.pool.write(at.new, latent, raw)
-        self._complete_pools(at)
+        self.pool.write(at.new, latent)
+        self._pool_keys(raw, at)
         query = self.parts["q_b"](compressed).view(len(x), config.num_attention_heads, -1)
         scope = self._scope(compressed, weights, at)
         latents = Latents(self.pool.latent, self.pool.scale, at.table, at.size, at.past)
         out = (self._expanded if self.form == "expanded" else self._absorbed)(query, latents, scope)
         return self.parts["o"](out.reshape(len(x), -1))
 
-    def _complete_pools(self, at: Places) -> None:
-        """Pool the index keys of every group of kpool tokens whose last token was just written.
+    def _pool_keys(self, raw: Tensor, at: Places) -> None:
+        """Pool the index keys of every group of kpool tokens that is complete; keep those of the unfinished ones.
 
         A decode step pools each row's group at every token, complete or not: nothing then depends on the positions,
         and nobody sees the group before its last token, with which it is pooled again.
         """
         assert self.indexer is not None and self.pool is not None
-        kpool = self.indexer.kpool
-        if at.groups < len(at.new):
-            ends = at.positions[at.positions % kpool == kpool - 1]
-            slots = at.past[0, ends[:, None] + torch.arange(1 - kpool, 1)]
-        else:  # a group never crosses a block's border, so its slots lie side by side
-            slots = at.new[:, None] // kpool * kpool + torch.arange(kpool)
-        if len(slots):
-            pooled = self.indexer.pool(self.pool.raw[slots])
-            self.pool.pooled[slots[:, 0] // kpool] = pooled.to(self.pool.pooled.dtype)
+        kpool, tail = self.indexer.kpool, self.pool.tail
+        if at.groups == len(raw):
+            tail[at.states, at.positions % kpool] = raw
+            self.pool.write_keys(at.new // kpool, self.indexer.pool(tail[at.states]))
+            return
+        begun = (at.length - len(raw)) % kpool
+        raw = torch.cat([tail[at.states, :begun][0], raw])
+        whole = len(raw) // kpool * kpool
+        if whole:
+            first = at.length - len(raw)
+            groups = at.past[0, first : first + whole : kpool] // kpool
+            self.pool.write_keys(groups, self.indexer.pool(raw[:whole].view(len(groups), kpool, -1)))
+        tail[at.states, : len(raw) - whole] = raw[None, whole:]
 
     def _scope(self, compressed: Tensor, weights: Tensor, at: Places) -> Scope:
         """Causal while the whole context fits the selection, else the selected pools too."""
@@ -149,7 +154,7 @@ class LatentAttention:
         positions = at.positions.view(at.groups, -1)
         if pools <= self.indexer.top // kpool:
             return Scope(positions, kpool)
-        keys = self.pool.pooled[at.past[:, : pools * kpool : kpool] // kpool]
+        keys = self.pool.read_keys(at.past[:, : pools * kpool : kpool] // kpool)
         chosen, real = self.indexer.select(compressed, weights, keys, at.positions)
         shape = (*positions.shape, -1)
         return Scope(positions, kpool, chosen.view(shape), real.view(shape))

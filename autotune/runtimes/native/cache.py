@@ -17,29 +17,47 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class LatentPool:
-    """One sparse-attention layer's tokens: latent [S, R] (fp32, bf16, or int8 with a scale a token), index keys."""
+    """One sparse-attention layer's tokens: latent [S, R] and pooled index keys [S / kpool, I], fp32, bf16 or int8.
 
-    def __init__(self, config: ModelConfig, tokens: int, dtype: str) -> None:
+    int8 rows have a bf16 scale each. Index keys are needed one by one only until their group of kpool tokens is
+    complete, so ``tail`` [slots, kpool, 2·I] holds just each sequence's unfinished group, in fp32. A sequence that
+    continues from a block's border, a multiple of kpool, starts with an empty one.
+    """
+
+    def __init__(self, config: ModelConfig, tokens: int, slots: int, dtype: str) -> None:
         self.quantized = dtype == "int8"
         kind = torch.int8 if self.quantized else DTYPES[dtype]
-        index = torch.bfloat16 if self.quantized else DTYPES[dtype]
+        groups = tokens // config.index_kpool
         self.latent = torch.zeros(tokens, config.kv_lora_rank, dtype=kind)
-        self.scale = torch.zeros(tokens if self.quantized else 0, 1)
-        self.raw = torch.zeros(tokens, 2 * config.index_head_dim, dtype=index)
-        self.pooled = torch.zeros(tokens // config.index_kpool, config.index_head_dim, dtype=index)
+        self.scale = torch.zeros(tokens if self.quantized else 0, 1, dtype=torch.bfloat16)
+        self.pooled = torch.zeros(groups, config.index_head_dim, dtype=kind)
+        self.pooled_scale = torch.zeros(groups if self.quantized else 0, 1, dtype=torch.bfloat16)
+        self.tail = torch.zeros(slots, config.index_kpool, 2 * config.index_head_dim)
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.latent, self.scale, self.raw, self.pooled))
+        return sum(t.nbytes for t in (self.latent, self.scale, self.pooled, self.pooled_scale, self.tail))
 
-    def write(self, slots: Tensor, latent: Tensor, raw: Tensor) -> None:
-        if self.quantized:
-            scale = latent.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
-            self.latent[slots] = (latent / scale).round().to(torch.int8)
-            self.scale[slots] = scale
-        else:
-            self.latent[slots] = latent.to(self.latent.dtype)
-        self.raw[slots] = raw.to(self.raw.dtype)
+    def write(self, slots: Tensor, latent: Tensor) -> None:
+        _write(self.latent, self.scale, slots, latent)
+
+    def write_keys(self, groups: Tensor, keys: Tensor) -> None:
+        """Pooled index keys [P, I] of groups [P] (slot // kpool)."""
+        _write(self.pooled, self.pooled_scale, groups, keys)
+
+    def read_keys(self, groups: Tensor) -> Tensor:
+        """Pooled index keys of any shape of groups, in fp32."""
+        keys = self.pooled[groups].float()
+        return keys * self.pooled_scale[groups] if self.quantized else keys
+
+
+def _write(table: Tensor, scales: Tensor, at: Tensor, rows: Tensor) -> None:
+    if table.dtype is torch.int8:
+        # Rounded before the division, so that its rounding costs nothing but a clamp of the largest value.
+        scale = (rows.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127).to(scales.dtype)
+        scales[at] = scale
+        rows = (rows / scale.float()).round().clamp(-127, 127)
+    table[at] = rows.to(table.dtype)
 
 
 class StatePool:

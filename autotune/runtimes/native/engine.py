@@ -141,7 +141,7 @@ class Engine:
             self.decoder.load_state(sequence.slot, sequence.restore)
             sequence.restore = None
         ids = torch.tensor(sequence.tokens[start : start + count])
-        where = places(sequence.blocks, self.blocks.size, start, count)
+        where = places(sequence.slot, sequence.blocks, self.blocks.size, start, count)
         at = Segment(sequence.slot, where, self._borders(start, count))
         logits, snapshots = self.decoder.prefill(ids, at)
         sequence.done += count
@@ -197,7 +197,7 @@ class Engine:
         try:
             for start in range(0, len(ids) - 1, SCORE_ROWS):
                 count = min(SCORE_ROWS, len(ids) - 1 - start)
-                at = Segment(slot, places(blocks, self.blocks.size, start, count))
+                at = Segment(slot, places(slot, blocks, self.blocks.size, start, count))
                 logits, _ = self.decoder.prefill(torch.tensor(ids[start : start + count]), at, every=True)
                 logs = logits.log_softmax(-1)
                 actual = logs.gather(1, torch.tensor(ids[start + 1 : start + count + 1])[:, None])[:, 0]

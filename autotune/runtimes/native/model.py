@@ -70,7 +70,7 @@ class Step:
         """
         positions, table = rows[:, 2], rows[:, 3:]
         past = (table[:, :, None] * size + torch.arange(size)).flatten(1)[:, :length]
-        return cls(rows[:, 1], Places(past.gather(1, rows[:, 2:3])[:, 0], positions, table, size, past))
+        return cls(rows[:, 1], Places(past.gather(1, rows[:, 2:3])[:, 0], positions, table, size, past, rows[:, 1]))
 
 
 class LinearAttention:
@@ -148,12 +148,12 @@ class Decoder:
             layer.read_by(read)
 
     def attach(self, tokens: int, slots: int, kv_dtype: str, state_dtype: str) -> None:
-        """Allocate the pools: ``tokens`` latents a sparse layer, ``slots`` states a linear one."""
+        """Allocate the pools: ``tokens`` latents a sparse layer, ``slots`` sequences' states a layer."""
         for layer in self.layers:
             if isinstance(layer.attention, LinearAttention):
                 layer.attention.pool = StatePool(self.config, slots, state_dtype)
             else:
-                layer.attention.pool = LatentPool(self.config, tokens, kv_dtype)
+                layer.attention.pool = LatentPool(self.config, tokens, slots, kv_dtype)
 
     @property
     def cache_bytes(self) -> int:

@@ -120,11 +120,11 @@ class Scheduler:
         sequence.blocks, sequence.slot, sequence.done, sequence.restore = [], -1, 0, None
 
 
-def places(blocks: list[int], size: int, start: int, count: int) -> Places:
-    """Where ``count`` new tokens of one sequence and all before them lie."""
+def places(slot: int, blocks: list[int], size: int, start: int, count: int) -> Places:
+    """Where ``count`` new tokens of the sequence in a state ``slot`` and all before them lie."""
     table = torch.tensor([blocks])
     past = (table[:, :, None] * size + torch.arange(size)).flatten(1)[:, : start + count]
-    return Places(past[0, start:], torch.arange(start, start + count), table, size, past)
+    return Places(past[0, start:], torch.arange(start, start + count), table, size, past, torch.tensor([slot]))
 
 
 def step_rows(sequences: list[Sequence]) -> Tensor:
