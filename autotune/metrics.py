@@ -9,6 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+COUNTED = (
+    "peak_bytes", "weight_bytes", "cache_bytes", "graph_bytes", "preemptions",
+    "communication_share", "communication_bytes",
+)  # fmt: skip
+"""The engine's own counts that are metrics as they are."""
 FASTEST = 1e6
 """Output tokens a second above which a measurement is a fault of the clock or the stream, not a speed."""
 
@@ -116,6 +121,9 @@ METRICS: dict[str, Metric] = {
         Metric("graph_bytes", "B", "lower", ".4g", "Device memory that captured graphs hold."),
         Metric("prefix_hit_rate", "1", "higher", ".2%", "Share of looked-up prompt tokens found in the prefix cache."),
         Metric("preemptions", "1", "lower", ".0f", "Sequences put back because the cache ran out."),
+        Metric("communication_s", "s", "lower", ".4g", "Time of the slowest rank in exchanges of tensors."),
+        Metric("communication_share", "1", "lower", ".2%", "Exchanges as a share of the time in engine steps."),
+        Metric("communication_bytes", "B", "lower", ".4g", "Tensors that the ranks of a layout exchanged."),
         Metric("kl_mean", "nat", "lower", ".4g", "Mean KL divergence a token from the full-width model."),
         Metric("perplexity", "1", "lower", ".4g", "Perplexity on the held-out text."),
         Metric("perplexity_ratio", "1", "lower", ".4f", "Perplexity relative to the full-width model's."),
@@ -227,7 +235,8 @@ def _rates(good: Sequence[Timeline], tasks: int, wall: float) -> dict[str, float
 
 def _counted(counters: Mapping[str, float]) -> dict[str, float | None]:
     figures: dict[str, float | None] = {"engine_cpu_s": counters.get("cpu_seconds")}
-    for name in ("peak_bytes", "weight_bytes", "cache_bytes", "graph_bytes", "preemptions"):
+    figures["communication_s"] = counters.get("communication_seconds")
+    for name in COUNTED:
         figures[name] = counters.get(name)
     asked = counters.get("prefix_queries", 0)
     if asked > 0:

@@ -44,7 +44,8 @@ class Model:
     ``parameters``: {group: count} of the text decoder without MTP; ``mlp_kinds``: dense or sparse, ``attention_kinds``:
     kda or dsa, one a layer; ``kv_bytes_per_token``: bytes of all DSA layers with a 16-bit latent and 8-bit indexer
     keys with one fp32 scale a pooled group; ``state_bytes``: bytes a sequence of all KDA layers, recurrent state in
-    fp32 and convolution in 16 bits.
+    fp32 and convolution in 16 bits. ``sizes`` are what a tensor-parallel layout divides; ``inputs`` {group: those of
+    its weights that are split by their inputs}.
     """
 
     name: str
@@ -60,6 +61,8 @@ class Model:
     kv_bytes_per_token: float
     state_bytes: int
     parameters: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
         """What makes two checkpoints the same, wherever they lie."""
@@ -119,6 +122,19 @@ def from_config(config: Mapping[str, Any], where: str) -> Model:
         kv_bytes_per_token=kv * attention.count("dsa"),
         state_bytes=state * attention.count("kda"),
         parameters=parameters,
+        sizes={
+            "attention heads": sizes["num_attention_heads"],
+            "linear attention heads": sizes["linear_num_heads"],
+            "inner columns of the dense feed-forward": sizes["intermediate_size"],
+            "inner columns of an expert": sizes["moe_intermediate_size"],
+            "tokens of the vocabulary": sizes["vocab_size"],
+        },
+        inputs={
+            "attention": (width, sizes["num_attention_heads"] * sizes["v_head_dim"]),
+            "dense": (sizes["intermediate_size"],),
+            "experts": (sizes["moe_intermediate_size"],),
+            "shared": (sizes["moe_intermediate_size"] * sizes["n_shared_experts"],),
+        },
     )
 
 

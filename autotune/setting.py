@@ -64,6 +64,8 @@ def prepare(plan: Plan) -> Setting:
             "layers": facts.layers,
             "mlps": facts.mlp_kinds,
             "experts": facts.experts,
+            "sizes": facts.sizes,
+            "inputs": facts.inputs,
             "longest": workload.longest,
         }
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS, misfit, used
+from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS, misfit, used, vector
 from search_spaces.domain import Choice, Int, Pow2, Value
 from search_spaces.space import Facts, Knob, Rule, Space
 
-ONE_PROCESS = "the native engine runs in one process so far"
+LANES = 16
+"""Inputs of an 8-bit weight that are multiplied at once; a part of one holds whole such runs."""
 WIDTH = Choice((4, 8, 16), ordered=True)
 BITS_SENTENCES = {
     "attention": "Width of the attention projections of every layer.",
@@ -49,8 +50,41 @@ def _layers(value: Value, facts: Facts) -> str:
     return ""
 
 
-def _one_process(value: Value, facts: Facts) -> str:
-    return ONE_PROCESS if int(value) > 1 else ""
+def _layout(name: str) -> Any:
+    """Refuse what the machine has no devices for, or the model no equal parts of."""
+
+    def refuse(value: Value, facts: Facts) -> str:
+        parts, devices = int(value), int(facts.get("devices", 1))
+        sizes: Mapping[str, int] = facts.get("sizes", {})
+        if parts > devices:
+            return f"{parts} ranks need {parts} devices (on CPU, cores); there are {devices}"
+        if name == "tp":
+            odd = [f"{size} {what}" for what, size in sizes.items() if size % parts]
+            return f"{' and '.join(odd)} do not divide over {parts} ranks" if odd else ""
+        if name == "ep" and int(facts.get("experts", 0)) % parts:
+            return f"{facts['experts']} experts do not divide over {parts} ranks"
+        if name == "pp" and parts > int(facts.get("layers", parts)):
+            return f"{parts} stages need a layer each; the model has {facts['layers']}"
+        return ""
+
+    return refuse
+
+
+def _ranks(config: Mapping[str, Value]) -> int:
+    return int(config["tp"]) * int(config["pp"]) * int(config["dp"])
+
+
+def _splits_a_group(config: Mapping[str, Value], facts: Facts) -> bool:
+    """Whether a part of a packed weight would not be whole groups of inputs, so that it would be stored wider."""
+    inputs: Mapping[str, Sequence[int]] = facts.get("inputs", {})
+    tp, ep = int(config["tp"]), int(config["ep"])
+    units = {4: int(config.get("bits_group_size", 64)), 8: LANES, 16: 1}
+    for name, width in vector(config, facts.get("mlps", ())).items() if tp > 1 else ():
+        group = name.split(".")[-1]
+        unit, parts = units[width], max(tp // ep, 1) if group == "experts" else tp
+        if any(size % unit == 0 and size % (unit * parts) for size in inputs.get(group, ())):
+            return True
+    return False
 
 
 def _pool(value: Value, facts: Facts) -> str:
@@ -121,12 +155,12 @@ BITS = (
 )  # fmt: skip
 
 LAYOUT = tuple(
-    Knob(name, "layout", Pow2(1, 8), 1, sentence, refuse=_one_process, restart="reload")
+    Knob(name, "layout", Pow2(1, 8), 1, sentence, refuse=_layout(name), restart="reload")
     for name, sentence in (
-        ("tp", "Tensor-parallel ranks: each matrix is split."),
-        ("pp", "Pipeline-parallel stages: the layers are split."),
-        ("dp", "Data-parallel replicas of attention."),
-        ("ep", "Expert-parallel ranks: the routed experts are split."),
+        ("tp", "Tensor-parallel ranks: each matrix is split by heads, inner columns or vocabulary."),
+        ("pp", "Pipeline stages: the layers are cut so that the stage with most stored bytes has as few as can be."),
+        ("dp", "Replicas of the whole model, each with its own cache; requests go to the least loaded one."),
+        ("ep", "Groups of tensor-parallel ranks that hold whole routed experts instead of a part of each."),
     )
 )
 
@@ -164,18 +198,38 @@ SCHEDULER = (
 RULES = (
     Rule(
         "devices",
-        "tp × pp × dp must equal the number of devices",
-        lambda c, facts: int(c["tp"]) * int(c["pp"]) * int(c["dp"]) != int(facts.get("devices", 1)),
+        "tp × pp × dp ranks must not outnumber the devices (on CPU, the cores)",
+        lambda c, facts: _ranks(c) > int(facts.get("devices", 1)),
+    ),
+    Rule(
+        "cores",
+        "the threads of all ranks must not outnumber the cores",
+        lambda c, facts: _ranks(c) > 1 and _ranks(c) * int(c["threads"]) > int(facts.get("cores", 1 << 20)),
+    ),
+    Rule(
+        "expert_groups",
+        "ep must divide tp, because experts live on the ranks of a tensor group",
+        lambda c, facts: int(c["tp"]) % int(c["ep"]) != 0,
+    ),
+    Rule(
+        "whole_groups",
+        "each of tp ranks must get whole groups of a packed weight's inputs (16 at 8 bits, bits_group_size at 4)",
+        _splits_a_group,
+    ),
+    Rule(
+        "one_scale",
+        "int8 activations with one scale a tensor need the whole tensor on one rank: tp must be 1",
+        lambda c, facts: int(c["tp"]) > 1 and c.get("activations") == "int8_tensor",
+    ),
+    Rule(
+        "captured",
+        "CUDA graphs are captured on one device so far: tp and pp must be 1",
+        lambda c, facts: c["graphs"] == "cuda" and int(c["tp"]) * int(c["pp"]) > 1,
     ),
     Rule(
         "budget",
         "token_budget must be at least max_seqs, or a full batch cannot take one decode step",
         lambda c, facts: int(c["token_budget"]) < int(c["max_seqs"]),
-    ),
-    Rule(
-        "experts",
-        "the experts must divide evenly over ep ranks",
-        lambda c, facts: int(facts.get("experts", 0)) % int(c["ep"]) != 0,
     ),
 )
 

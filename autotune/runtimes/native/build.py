@@ -2,46 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from autotune.runtimes.native import sharded
 from autotune.runtimes.native.attention import Indexer, LatentAttention
 from autotune.runtimes.native.config import ModelConfig
+from autotune.runtimes.native.layout import Place, Share, stage_layers
 from autotune.runtimes.native.model import Decoder, Layer, LinearAttention, Recipe, Widths
 from autotune.runtimes.native.moe import MLP, MoE
 from autotune.runtimes.native.quant.linear import Embedding, Linear
 from autotune.runtimes.native.weights import Checkpoint
 
+if TYPE_CHECKING:
+    from autotune.runtimes.native.collectives import Mesh
+
 
 class Reader:
-    """The tensors of one layer."""
+    """The tensors of one layer, or this rank's part of them. Shapes are those of the whole."""
 
-    def __init__(self, checkpoint: Checkpoint, index: int) -> None:
-        self.checkpoint, self.prefix = checkpoint, f"layers.{index}."
+    def __init__(self, checkpoint: Checkpoint, index: int, mesh: Mesh | None) -> None:
+        self.checkpoint, self.prefix, self.mesh = checkpoint, f"layers.{index}.", mesh
+        self.place = mesh.place if mesh is not None else Place()
 
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        return self.checkpoint.tensor(self.prefix + name, shape)
+    def __call__(self, name: str, *shape: int, share: Share | None = None) -> Tensor:
+        rows = share.of(shape[0]) if share is not None and share.count > 1 else None
+        return self.checkpoint.tensor(self.prefix + name, shape, rows)
 
-    def stack(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Tensor:
+    def stack(
+        self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, shares: tuple[Share | None, ...]
+    ) -> Tensor:
         """Weights that read the same input, one above the other."""
-        return torch.cat([self(f"{name}.weight", size, columns) for name, size in zip(names, rows, strict=True)])
+        parts = zip(names, rows, shares, strict=True)
+        return torch.cat([self(f"{name}.weight", size, columns, share=share) for name, size, share in parts])
+
+    def back(self, widths: Widths, key: str, name: str, shape: tuple[int, int], share: Share) -> Linear:
+        """A weight that reads what a split one made: split by its inputs, and stored as the whole would be."""
+        columns = share.of(shape[1]) if share.count > 1 else None
+        return widths.linear(key, self(name, *shape), columns)
+
+    def summed(self, part: Linear) -> Linear:
+        """``part`` of a weight split by its inputs, with the sum over ranks that it needs."""
+        return part if self.mesh is None or self.place.layout.tp == 1 else sharded.Summed(part, self.mesh)
 
 
-def build_decoder(config: ModelConfig, checkpoint: Checkpoint, widths: Widths, recipe: Recipe) -> Decoder:
-    """The whole decoder, without its pools."""
-    shape = (config.vocab_size, config.hidden_size)
-    embed = Embedding(checkpoint.tensor("embed_tokens.weight", shape), widths.bits["embedding"], widths.compute)
-    layers = [build_layer(config, checkpoint, widths, i, recipe) for i in range(config.num_hidden_layers)]
+def build_decoder(
+    config: ModelConfig, checkpoint: Checkpoint, widths: Widths, recipe: Recipe, mesh: Mesh | None = None
+) -> Decoder:
+    """The decoder, or with a ``mesh`` this rank's part of it, without its pools."""
+    place = mesh.place if mesh is not None else Place()
+    wide = 2 if widths.compute == "bf16" else 4
+    shape, rows = (config.vocab_size, config.hidden_size), place.share.of(config.vocab_size)
+    embed: Any = None
+    head: Any = None
+    if place.first:
+        table = checkpoint.tensor("embed_tokens.weight", shape, rows)
+        embed = Embedding(table, widths.bits["embedding"], widths.compute)
+    indices = stage_layers(config, widths.bits, widths.group, wide, place)
+    layers = [build_layer(config, Reader(checkpoint, i, mesh), widths, i, recipe) for i in indices]
     norm = checkpoint.tensor("norm.weight", (config.hidden_size,))
-    head = widths.linear("lm_head", checkpoint.tensor("lm_head.weight", shape))
-    return Decoder(config, embed, layers, norm, head, recipe.kernels["hyper"])
+    if place.last:
+        head = widths.linear("lm_head", checkpoint.tensor("lm_head.weight", shape, rows))
+    if mesh is not None and place.layout.tp > 1:
+        embed = sharded.SplitEmbedding(embed, rows.start, mesh) if place.first else None
+        head = sharded.Gathered(head, mesh) if place.last else None
+    local, read = place.local(config), recipe.kernels["hyper"]
+    if mesh is None or place.layout.pp == 1:
+        return Decoder(local, embed, layers, norm, head, read)
+    return sharded.StagedDecoder(local, embed, layers, norm, head, read).join(mesh, indices.start)
 
 
-def build_layer(config: ModelConfig, checkpoint: Checkpoint, widths: Widths, index: int, recipe: Recipe) -> Layer:
+def build_layer(config: ModelConfig, read: Reader, widths: Widths, index: int, recipe: Recipe) -> Layer:
     """Layer ``index`` with its weights stored at ``widths``."""
-    read = Reader(checkpoint, index)
     attention: LinearAttention | LatentAttention
     if config.layers[index] == "kda":
         attention = _linear_attention(config, read, widths, index, recipe)
@@ -54,45 +88,48 @@ def build_layer(config: ModelConfig, checkpoint: Checkpoint, widths: Widths, ind
 
 def _linear_attention(config: ModelConfig, read: Reader, widths: Widths, index: int, recipe: Recipe) -> LinearAttention:
     hidden, size, heads = config.hidden_size, config.linear_head_dim, config.linear_num_heads
-    inner = heads * size
+    inner, mine, kernel = heads * size, read.place.share, config.linear_conv_kernel_dim
     at = "self_attn."
-    qkv = read.stack((f"{at}q_proj", f"{at}k_proj", f"{at}v_proj"), (inner,) * 3, hidden)
-    gates = read.stack((f"{at}f_a_proj", f"{at}g_a_proj", f"{at}b_proj"), (size, size, heads), hidden)
-    kernel = config.linear_conv_kernel_dim
-    taps = torch.cat([read(f"{at}{part}_conv1d.weight", inner, 1, kernel) for part in "qkv"])
+    qkv = read.stack((f"{at}q_proj", f"{at}k_proj", f"{at}v_proj"), (inner,) * 3, hidden, (mine,) * 3)
+    gates = read.stack(
+        (f"{at}f_a_proj", f"{at}g_a_proj", f"{at}b_proj"), (size, size, heads), hidden, (None, None, mine)
+    )
+    taps = torch.cat([read(f"{at}{part}_conv1d.weight", inner, 1, kernel, share=mine) for part in "qkv"])
     parts = {
         "qkv": widths.linear(f"{index}.attention", qkv),
         "gates": widths.wide(gates),
-        "f_b": widths.wide(read(f"{at}f_b_proj.weight", inner, size)),
-        "g_b": widths.wide(read(f"{at}g_b_proj.weight", inner, size)),
-        "o": widths.linear(f"{index}.attention", read(f"{at}o_proj.weight", hidden, inner)),
+        "f_b": widths.wide(read(f"{at}f_b_proj.weight", inner, size, share=mine)),
+        "g_b": widths.wide(read(f"{at}g_b_proj.weight", inner, size, share=mine)),
+        "o": read.summed(read.back(widths, f"{index}.attention", f"{at}o_proj.weight", (hidden, inner), mine)),
     }
     small = {
-        "dt_bias": read(f"{at}dt_bias", inner),
-        "rate": read(f"{at}A_log", heads).exp()[:, None],
+        "dt_bias": read(f"{at}dt_bias", inner, share=mine),
+        "rate": read(f"{at}A_log", heads, share=mine).exp()[:, None],
         "taps": taps[:, 0].t().contiguous(),
         "o_norm": read(f"{at}o_norm.weight", size),
     }
-    return LinearAttention(config, parts, small, recipe)
+    return LinearAttention(read.place.local(config), parts, small, recipe)
 
 
 def _latent_attention(config: ModelConfig, read: Reader, widths: Widths, index: int, recipe: Recipe) -> LatentAttention:
     hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
     at, key = "self_attn.", f"{index}.attention"
-    front = read.stack((f"{at}q_a_proj", f"{at}kv_a_proj_with_mqa"), (config.q_lora_rank, rank), hidden)
-    wide = config.qk_nope_head_dim + config.v_head_dim
+    front = read.stack((f"{at}q_a_proj", f"{at}kv_a_proj_with_mqa"), (config.q_lora_rank, rank), hidden, (None, None))
+    wide, mine = config.qk_nope_head_dim + config.v_head_dim, read.place.share
+    queries = read(f"{at}q_b_proj.weight", heads * config.qk_nope_head_dim, config.q_lora_rank, share=mine)
     parts: dict[str, Linear] = {
         "a": widths.linear(key, front),
-        "q_b": widths.linear(key, read(f"{at}q_b_proj.weight", heads * config.qk_nope_head_dim, config.q_lora_rank)),
+        "q_b": widths.linear(key, queries),
         # Never packed: the absorbed form needs it dense, and the form must not change what the model answers.
-        "kv_b": widths.wide(read(f"{at}kv_b_proj.weight", heads * wide, rank)),
-        "o": widths.linear(key, read(f"{at}o_proj.weight", hidden, heads * config.v_head_dim)),
+        "kv_b": widths.wide(read(f"{at}kv_b_proj.weight", heads * wide, rank, share=mine)),
+        "o": read.summed(read.back(widths, key, f"{at}o_proj.weight", (hidden, heads * config.v_head_dim), mine)),
     }
     norms = (
         read(f"{at}q_a_layernorm.weight", config.q_lora_rank),
         read(f"{at}kv_a_layernorm.weight", rank),
     )
-    attention = LatentAttention(config, parts, norms, recipe.form, recipe.splits, recipe.kernels)
+    local = read.place.local(config)
+    attention = LatentAttention(local, parts, norms, recipe.form, recipe.splits, recipe.kernels)
     attention.indexer = _indexer(config, read, widths)
     return attention
 
@@ -118,24 +155,32 @@ def _indexer(config: ModelConfig, read: Reader, widths: Widths) -> Indexer:
     )
 
 
-def _swiglu(config: ModelConfig, read: Reader, widths: Widths, key: str, name: str, inner: int) -> MLP:
-    hidden = config.hidden_size
-    gate_up = read.stack((f"{name}gate_proj", f"{name}up_proj"), (inner, inner), hidden)
-    down = read(f"{name}down_proj.weight", hidden, inner)
-    return MLP(widths.linear(key, gate_up), widths.linear(key, down), config.swiglu_limit)
+def _swiglu(read: Reader, widths: Widths, at: tuple[str, str], sizes: tuple[int, int, float], share: Share) -> MLP:
+    """``at``: the widths' key and the tensors' prefix; ``sizes``: hidden, inner, clamp."""
+    (key, name), (hidden, inner, limit) = at, sizes
+    gate_up = read.stack((f"{name}gate_proj", f"{name}up_proj"), (inner, inner), hidden, (share, share))
+    down = read.back(widths, key, f"{name}down_proj.weight", (hidden, inner), share)
+    return MLP(widths.linear(key, gate_up), down, limit)
 
 
 def _dense(config: ModelConfig, read: Reader, widths: Widths, index: int) -> MLP:
-    return _swiglu(config, read, widths, f"{index}.dense", "mlp.", config.intermediate_size)
+    sizes = (config.hidden_size, config.intermediate_size, config.swiglu_limit)
+    mlp = _swiglu(read, widths, (f"{index}.dense", "mlp."), sizes, read.place.share)
+    mlp.down = read.summed(mlp.down)
+    return mlp
 
 
 def _moe(config: ModelConfig, read: Reader, widths: Widths, index: int) -> MoE:
-    inner, count = config.moe_intermediate_size, config.n_routed_experts
+    inner, count, place = config.moe_intermediate_size, config.n_routed_experts, read.place
+    sizes = (config.hidden_size, inner, config.swiglu_limit)
+    mine = range(count)[place.experts.of(count)]
     experts = [
-        _swiglu(config, read, widths, f"{index}.experts", f"mlp.experts.{expert}.", inner) for expert in range(count)
+        _swiglu(read, widths, (f"{index}.experts", f"mlp.experts.{expert}."), sizes, place.inside_experts)
+        for expert in mine
     ]
-    shared = _swiglu(config, read, widths, f"{index}.shared", "mlp.shared_experts.", inner * config.n_shared_experts)
-    return MoE(
+    sizes = (config.hidden_size, inner * config.n_shared_experts, config.swiglu_limit)
+    shared = _swiglu(read, widths, (f"{index}.shared", "mlp.shared_experts."), sizes, place.share)
+    made = MoE(
         read("mlp.gate.weight", count, config.hidden_size),
         read("mlp.gate.e_score_correction_bias", count),
         experts,
@@ -143,6 +188,7 @@ def _moe(config: ModelConfig, read: Reader, widths: Widths, index: int) -> MoE:
         config.num_experts_per_tok,
         config.routed_scaling_factor,
     )
+    return made if read.mesh is None or place.layout.tp == 1 else sharded.SummedMoE.of(made, read.mesh, mine.start)
 
 
 def _hyper(config: ModelConfig, read: Reader, kind: str, norm: str) -> tuple[Any, ...]:

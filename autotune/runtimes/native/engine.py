@@ -7,7 +7,7 @@ import time
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Ids
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from autotune.runtimes.native.scheduler import Scheduler, Sequence, places, step
 from autotune.runtimes.native.weights import Checkpoint
 from search_spaces import Value, bits
 
+if TYPE_CHECKING:
+    from autotune.runtimes.native.collectives import Mesh
+
 Event = tuple[Hashable, tuple[int, ...], str | None]
 SCORE_ROWS = 256
 """Positions whose whole distribution is held at once while scoring."""
@@ -32,11 +35,18 @@ SCORE_ROWS = 256
 class Engine:
     """A checkpoint under one complete configuration (see `search_spaces.native`), in this process.
 
-    ``capability`` decides which kernels run; by default it is this process's own. Raises CheckpointError for a folder
-    that cannot be loaded.
+    ``capability`` decides which kernels run; by default it is this process's own. With a ``mesh`` it is one rank of
+    several: all get the same requests and take the same steps, and each computes its part. Raises CheckpointError for
+    a folder that cannot be loaded.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Value], capability: select.Capability | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Value],
+        capability: select.Capability | None = None,
+        mesh: Mesh | None = None,
+    ) -> None:
         start = time.monotonic()
         torch.set_grad_enabled(False)
         if torch.cuda.is_available():  # a default device costs microseconds an operation, so none is set on CPU
@@ -49,13 +59,14 @@ class Engine:
             str(config.get("activations", "weight_only")),
             str(config["compute"]),
         )
-        self.graphs = graphs.policy(str(config["graphs"]), self.model)
+        local = self.model if mesh is None else mesh.place.local(self.model)
+        self.graphs = graphs.policy(str(config["graphs"]), local)
         chosen = select.choose(capability or select.here(self.model, str(config["kv_dtype"])))
         self.kernels = chosen.replaced(self.graphs.kernels, self.graphs.name)
         recipe = Recipe(
             str(config["attention"]), int(config.get("kv_splits", 1)), int(config["kda_chunk"]), self.kernels.functions
         )
-        self.decoder = build_decoder(self.model, Checkpoint(folder), self.widths, recipe)
+        self.decoder = build_decoder(self.model, Checkpoint(folder), self.widths, recipe, mesh)
         size = int(config["block_size"])
         self.blocks = Blocks(int(config["kv_tokens"]) // size, size, bool(config["prefix_reuse"]))
         self.scheduler = Scheduler(self.blocks, int(config["max_seqs"]), int(config["token_budget"]))

@@ -22,7 +22,7 @@ NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
 def packed(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
     """(``<layer>.<group>``, weight) of everything that a width applies to."""
-    for index, layer in enumerate(decoder.layers):
+    for index, layer in enumerate(decoder.layers, decoder.start):
         names = ("qkv", "o") if isinstance(layer.attention, LinearAttention) else ("a", "q_b", "o")
         for name in names:
             yield f"{index}.attention", layer.attention.parts[name]
@@ -33,12 +33,13 @@ def packed(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
             for mlp in mlps:
                 yield f"{index}.{group}", mlp.gate_up
                 yield f"{index}.{group}", mlp.down
-    yield "lm_head", decoder.head
+    if decoder.head is not None:  # another pipeline stage has it
+        yield "lm_head", decoder.head
 
 
 def weight_bytes(decoder: Decoder) -> dict[str, int]:
     """Bytes held by each group of quantizable weights and by the embedding."""
-    found = {"embedding": decoder.embed.nbytes}
+    found = {"embedding": decoder.embed.nbytes} if decoder.embed is not None else {}
     for key, linear in packed(decoder):
         group = key.split(".")[-1]
         found[group] = found.get(group, 0) + linear.nbytes
@@ -83,7 +84,7 @@ def effective(engine: Engine) -> dict[str, Any]:
 
 def _stored(decoder: Decoder) -> dict[str, int]:
     """The widest width really stored of each layer's group."""
-    found = {"embedding": decoder.embed.bits}
+    found = {"embedding": decoder.embed.bits} if decoder.embed is not None else {}
     for key, linear in packed(decoder):
         found[key] = max(found.get(key, 0), KERNEL_BITS[linear.kernel])
     return found

@@ -26,8 +26,9 @@ class Widths:
     activations: str = "weight_only"
     compute: str = "fp32"
 
-    def linear(self, key: str, weight: Tensor) -> Linear:
-        return make_linear(weight, self.bits[key], self.compute, self.group, self.activations)
+    def linear(self, key: str, weight: Tensor, columns: slice | None = None) -> Linear:
+        """``weight`` as it is stored; with ``columns`` only these inputs of it, with the same stored values."""
+        return make_linear(weight, self.bits[key], self.compute, self.group, self.activations, columns)
 
     def wide(self, weight: Tensor) -> Linear:
         return Wide(weight, self.compute)
@@ -137,7 +138,12 @@ class Layer:
 
 
 class Decoder:
-    """Token ids in, fp32 logits out. Pools are attached by `attach`; nothing here decides who runs when."""
+    """Token ids in, fp32 logits out. Pools are attached by `attach`; nothing here decides who runs when.
+
+    ``start`` is the number, in the whole model, of its first layer.
+    """
+
+    start = 0
 
     def __init__(
         self, config: ModelConfig, embed: Embedding, layers: list[Layer], norm: Tensor, head: Linear, read: Any
@@ -190,7 +196,9 @@ class Decoder:
 
         hidden = self._run(ids, attend)
         logits = self._logits(hidden if every else hidden[-1:])
-        return logits if every else logits[0], [Snapshot(parts) for parts in zip(*copies, strict=True)]
+        # Also with no linear layer, as on some pipeline stages, a border has its (empty) snapshot.
+        snapshots = [Snapshot(tuple(states[border] for states in copies)) for border in range(len(at.borders))]
+        return logits if every else logits[0], snapshots
 
     def decode(self, ids: Tensor, at: Step) -> Tensor:
         """Logits [Q, V] after one token of each sequence."""
@@ -201,12 +209,18 @@ class Decoder:
         return self._logits(self._run(ids, attend))
 
     def _run(self, ids: Tensor, attend: Any) -> Tensor:
-        streams = self.embed(ids)[:, None].expand(-1, self.config.hc_mult, -1).contiguous()
+        streams = self._enter(ids)
         for layer in self.layers:
             x, post, mix = layer.reads[0](streams)
             streams = self.write(streams, attend(layer.attention, x), post, mix)
             x, post, mix = layer.reads[1](streams)
             streams = self.write(streams, layer.mlp(x), post, mix)
+        return self._leave(streams)
+
+    def _enter(self, ids: Tensor) -> Tensor:
+        return self.embed(ids)[:, None].expand(-1, self.config.hc_mult, -1).contiguous()
+
+    def _leave(self, streams: Tensor) -> Tensor:
         return streams.mean(1)
 
     def _logits(self, hidden: Tensor) -> Tensor:

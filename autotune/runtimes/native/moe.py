@@ -29,7 +29,12 @@ class MLP:
 
 
 class MoE:
-    """Top-k routed experts plus a shared one. ``router`` [E, D] and ``bias`` [E] stay fp32; the bias only chooses."""
+    """Top-k routed experts plus a shared one. ``router`` [E, D] and ``bias`` [E] stay fp32; the bias only chooses.
+
+    ``first`` is the number of the first of ``experts``.
+    """
+
+    first = 0
 
     def __init__(
         self, router: Tensor, bias: Tensor, experts: list[MLP], shared: MLP, top_k: int, scaling: float
@@ -41,10 +46,17 @@ class MoE:
     def __call__(self, x: Tensor) -> Tensor:
         if self.fused is not None and len(x) <= self.fused.few:
             return self.fused(x)
+        return self.mix(x, *self.route(x))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The experts of each token [T, k] and their weights [T, k]."""
         scores = F.linear(x, self.router).sigmoid()
         chosen = (scores + self.bias).topk(self.top_k, -1, sorted=False).indices
         weights = scores.gather(1, chosen)
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * self.scaling
+        return chosen, weights / (weights.sum(-1, keepdim=True) + 1e-20) * self.scaling
+
+    def mix(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """What the chosen experts and the shared one make of ``x``."""
         out = self.shared(x)
         if len(x) == 1:
             for expert, weight in zip(chosen[0].tolist(), weights[0].unbind(), strict=True):
@@ -62,4 +74,4 @@ class MoE:
     def fuse(self, library: ctypes.CDLL, limit: float) -> None:
         """Run few tokens through the C kernel, where every weight has one."""
         rule = (self.top_k, self.scaling, limit)
-        self.fused = fused.Experts(library, self.router, self.bias, [*self.experts, self.shared], 0, rule)
+        self.fused = fused.Experts(library, self.router, self.bias, [*self.experts, self.shared], self.first, rule)

@@ -14,10 +14,11 @@ from autotune.runtimes.native.quant.linear import refusals
 
 def probe() -> dict[str, Any]:
     """The facts that narrow the native space: device, cores, and ``refused`` values with their reasons."""
-    cuda = torch.cuda.is_available()
+    cuda, cores = torch.cuda.is_available(), len(os.sched_getaffinity(0))
     if cuda:
         torch.set_default_device("cuda")
-    return {"devices": 1, "cuda": cuda, "cores": len(os.sched_getaffinity(0)), "refused": refused()}
+    devices = torch.cuda.device_count() if cuda else cores
+    return {"devices": devices, "cuda": cuda, "cores": cores, "refused": refused()}
 
 
 def refused() -> dict[str, str]:

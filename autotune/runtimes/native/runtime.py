@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.outcome import EngineError, Status
 from autotune.runtimes.base import Chunk, Generation, RequestError, Score
-from autotune.runtimes.native.zygote import Child, zygote
+from autotune.runtimes.native.zygote import Child, died, zygote
 from search_spaces import Config, Value
 
 LAUNCH_SECONDS = 600.0
@@ -209,15 +209,8 @@ class NativeEndpoint:
     def _death(self, phase: str) -> EngineError:
         """Why the pipe closed, from the child's wait status."""
         self._detach()
-        status = self._child.end(patience=5.0)
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            if number == 9:
-                reason = "the kernel killed the engine, most likely for memory"
-                return EngineError(Status.OOM, phase, reason, self._tail())
-            return EngineError(Status.CRASH, phase, f"the engine died of signal {number}", self._tail())
-        code = os.waitstatus_to_exitcode(status) if status >= 0 else status
-        return EngineError(Status.CRASH, phase, f"the engine process ended with code {code}", self._tail())
+        status, reason = died(self._child.end(patience=5.0), "the engine")
+        return EngineError(status, phase, reason, self._tail())
 
     def _tail(self) -> str:
         try:

@@ -52,19 +52,22 @@ class Checkpoint:
             raise CheckpointError(f"{folder} holds no .safetensors file; pickled weights are never loaded")
         return names
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor ``name`` (without the model's prefix) in fp32; raises CheckpointError unless it has ``shape``."""
+    def tensor(self, name: str, shape: tuple[int, ...], rows: slice | None = None) -> Tensor:
+        """The tensor ``name`` (without the model's prefix), or only ``rows`` of it, in fp32.
+
+        Raises CheckpointError unless the whole has ``shape``.
+        """
         full = name if name == "lm_head.weight" else f"{self._prefix}{name}"
         if full not in self._where:
             raise CheckpointError(f"{self.folder}: tensor {full} is missing; the checkpoint is incomplete")
         try:
-            found: Tensor = self._files[self._where[full]].get_tensor(full)
+            stored = self._files[self._where[full]].get_slice(full)
+            has = list(stored.get_shape())
+            if has != list(shape):
+                raise CheckpointError(f"{self.folder}: tensor {full} has shape {has}, config.json says {list(shape)}")
+            found: Tensor = stored[rows if rows is not None and shape else ...]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self.folder / self._where[full]}: cannot read {full} ({error})") from None
-        if tuple(found.shape) != shape:
-            raise CheckpointError(
-                f"{self.folder}: tensor {full} has shape {list(found.shape)}, config.json says {list(shape)}"
-            )
         if not found.dtype.is_floating_point:
             raise CheckpointError(f"{self.folder}: tensor {full} is {found.dtype}; only plain checkpoints are loaded")
         return found.to(torch.get_default_device(), torch.float32)

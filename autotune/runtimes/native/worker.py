@@ -13,6 +13,7 @@ from autotune.outcome import Status
 from autotune.runtimes.native.capture import GraphError
 from autotune.runtimes.native.config import CheckpointError
 from autotune.runtimes.native.engine import Engine
+from autotune.runtimes.native.layout import Layout
 from autotune.runtimes.native.probe import probe
 from search_spaces import SpaceError
 
@@ -25,6 +26,12 @@ def run(pipe: Connection, folder: Path, config: Mapping[str, Any]) -> None:
         pipe.send(("ready", probe()))
         return
     try:
+        layout = Layout.of(config)
+        if layout.world > 1:
+            from autotune.runtimes.native import ranks
+
+            ranks.serve(pipe, folder, config, layout)
+            return
         engine = Engine(folder, config)
         pipe.send(("ready", engine.effective()))
     except Exception as error:
@@ -55,24 +62,25 @@ def classify(error: BaseException, phase: str) -> tuple[str, str, str]:
 def _serve(engine: Engine, pipe: Connection) -> None:
     while True:
         while not engine.busy or pipe.poll():
-            _answer(engine, pipe, pipe.recv())
+            answer(engine, pipe.send, pipe.recv())
         events = engine.step()
         if events:
             pipe.send(("events", time.monotonic(), events))
 
 
-def _answer(engine: Engine, pipe: Connection, message: tuple[Any, ...]) -> None:
+def answer(engine: Engine, send: Callable[[Any], None], message: tuple[Any, ...]) -> None:
+    """Obey one message of `runtime.NativeEndpoint`; what there is to reply goes to ``send``."""
     kind, number, *rest = message
     if kind == "add":
         try:
             engine.add(number, *rest)
         except ValueError as error:
-            pipe.send(("refused", number, str(error)))
+            send(("refused", number, str(error)))
     elif kind == "abort":
         engine.abort(number)
     else:
         call: Callable[..., Any] = getattr(engine, rest[0])
         try:
-            pipe.send(("result", number, call(*rest[1:])))
+            send(("result", number, call(*rest[1:])))
         except ValueError as error:
-            pipe.send(("result", number, error))
+            send(("result", number, error))

@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from autotune.outcome import Status
+
 QUIET = {
     "OMP_WAIT_POLICY": "PASSIVE",  # busy cores make waiting OpenMP threads spin
     "GOMP_SPINCOUNT": "0",
@@ -28,6 +30,7 @@ QUIET = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
@@ -115,6 +118,7 @@ def main() -> None:
     """Serve one tuner until its end of the pipe closes."""
     control = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # a killed child's own ranks become ours to wait for
     from autotune.runtimes.native import graphs, worker
 
     graphs.preload()
@@ -139,11 +143,27 @@ def main() -> None:
 def _become(log: str) -> None:
     """A session of its own, output to the log, death with the parent."""
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(target, 1)
     os.dup2(target, 2)
+
+
+def die_with_parent() -> None:
+    """This process is killed as soon as the one that forked it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def died(status: int, who: str) -> tuple[Status, str]:
+    """What the wait status of a process that should still run says: (status, one-line reason)."""
+    if status >= 0 and os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number == signal.SIGKILL:
+            return Status.OOM, f"the kernel killed {who}, most likely for memory"
+        return Status.CRASH, f"{who} died of signal {number}"
+    code = os.waitstatus_to_exitcode(status) if status >= 0 else status
+    return Status.CRASH, f"{who} ended with code {code}"
 
 
 def _wait(pid: int, seconds: float) -> int | None:
@@ -154,7 +174,17 @@ def _wait(pid: int, seconds: float) -> int | None:
         except ChildProcessError:
             return 0
         if done:
+            _reap(pid, 5.0)
             return status
         if time.monotonic() >= end:
             return None
         time.sleep(0.002)
+
+
+def _reap(group: int, seconds: float) -> None:
+    """Wait for the ranks of a child that has ended; they die with it, and nothing of them may be left behind."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < end:
+            if not os.waitpid(-group, os.WNOHANG)[0]:
+                time.sleep(0.002)

@@ -82,10 +82,13 @@ class Wide(Stored):
 
 
 class Int8(Stored):
-    """Symmetric int8 with one fp32 scale an output channel."""
+    """Symmetric int8 with one fp32 scale an output channel.
 
-    def __init__(self, weight: Tensor, compute: str) -> None:
-        scale = weight.abs().amax(1).clamp(min=1e-12) / 127
+    ``peak`` [out] are the largest magnitudes of whole rows, where ``weight`` holds only some of their inputs.
+    """
+
+    def __init__(self, weight: Tensor, compute: str, peak: Tensor | None = None) -> None:
+        scale = (weight.abs().amax(1) if peak is None else peak).clamp(min=1e-12) / 127
         data = (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
         super().__init__("int8", compute, (weight.shape[0], weight.shape[1]), (data, scale))
 
@@ -104,8 +107,8 @@ class Int8Both(Int8):
     weights tells.
     """
 
-    def __init__(self, weight: Tensor, compute: str) -> None:
-        super().__init__(weight, compute)
+    def __init__(self, weight: Tensor, compute: str, peak: Tensor | None = None) -> None:
+        super().__init__(weight, compute, peak)
         self.kernel, self.few = "int8_both", 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -117,8 +120,8 @@ class Int8Both(Int8):
 class Int8Token(Int8):
     """int8 weights and int8 activations with one scale an activation row, so that no token bends another's."""
 
-    def __init__(self, weight: Tensor, compute: str) -> None:
-        super().__init__(weight, compute)
+    def __init__(self, weight: Tensor, compute: str, peak: Tensor | None = None) -> None:
+        super().__init__(weight, compute, peak)
         self.kernel, self.few = "int8_token", 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -171,13 +174,26 @@ EIGHT = {"weight_only": Int8, "int8_token": Int8Token, "int8_tensor": Int8Both}
 """What multiplies 8-bit weights, by the ``activations`` knob."""
 
 
-def make_linear(weight: Tensor, bits: int, compute: str, group: int = 64, activations: str = "weight_only") -> Linear:
-    """Store ``weight`` [out, in] at ``bits``; shapes that a packing does not take stay at the next width up."""
+def make_linear(
+    weight: Tensor,
+    bits: int,
+    compute: str,
+    group: int = 64,
+    activations: str = "weight_only",
+    columns: slice | None = None,
+) -> Linear:
+    """Store ``weight`` [out, in] at ``bits``; shapes that a packing does not take stay at the next width up.
+
+    Of the whole ``weight`` only the inputs ``columns`` are kept, with the values that the whole one would be stored at.
+    """
+    peak = None
+    if columns is not None:
+        weight, peak = weight[:, columns].contiguous(), weight.abs().amax(1)
     inputs = weight.shape[1]
     if bits == 4 and inputs % group == 0:
         return Int4(weight, group, compute)
     if bits <= 8 and inputs % cpu.LANES == 0:
-        return EIGHT[activations](weight, compute)
+        return EIGHT[activations](weight, compute, peak)
     return Wide(weight, compute)
 
 
