@@ -7,6 +7,8 @@ from importlib import resources
 from pathlib import Path
 
 FALLBACK_TOKENS = 65_536
+PROMPT_SHARE = 0.5
+"""The first half of the held-out text gives prompts and calibration, the second half is what quality is scored on."""
 
 
 def heldout_text() -> str:
@@ -20,7 +22,27 @@ def read_tokens(folder: Path, vocab: int) -> list[int]:
     if not file.is_file():
         source = random.Random(0)
         return [source.randrange(vocab) for _ in range(FALLBACK_TOKENS)]
+    return _encode(file, heldout_text(), vocab)
+
+
+def calibration_sequences(folder: Path, vocab: int, count: int, length: int) -> list[list[int]]:
+    """At most ``count`` sequences of ``length`` ids spread evenly over the text that weights are calibrated on.
+
+    That text is ``calibration.txt`` of the model's folder where there is one (with a tokenizer.json), else the half of
+    `read_tokens` that quality is never scored on.
+    """
+    own, tokenizer = folder / "calibration.txt", folder / "tokenizer.json"
+    if own.is_file() and tokenizer.is_file():
+        tokens = _encode(tokenizer, own.read_text(encoding="utf-8"), vocab)
+    else:
+        tokens = read_tokens(folder, vocab)
+        tokens = tokens[: int(len(tokens) * PROMPT_SHARE)]
+    stride = max(len(tokens) // count, length)
+    return [tokens[start : start + length] for start in range(0, max(len(tokens) - length, 0) + 1, stride)]
+
+
+def _encode(tokenizer: Path, text: str, vocab: int) -> list[int]:
     from tokenizers import Tokenizer
 
-    ids: list[int] = Tokenizer.from_file(str(file)).encode(heldout_text(), add_special_tokens=False).ids
+    ids: list[int] = Tokenizer.from_file(str(tokenizer)).encode(text, add_special_tokens=False).ids
     return [i for i in ids if i < vocab]

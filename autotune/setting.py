@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune import model as models
 from autotune.bench import Bench
-from autotune.corpus import read_tokens
+from autotune.corpus import PROMPT_SHARE, read_tokens
 from autotune.hardware import probe
 from autotune.objective import Objective
 from autotune.plan import Plan
@@ -21,8 +21,6 @@ from autotune.workload import Workload, load_workload
 from search_spaces import Space, SpaceError, load
 from tuning_db import Hardware, Reference, Scenario, Store
 
-PROMPT_SHARE = 0.5
-"""The first half of the held-out text gives prompts, the second half is what quality is scored on."""
 SEQUENCE = 512
 """Tokens of one scored sequence: beyond the reference model's index_topk, so that sparse selection is scored too."""
 

@@ -75,7 +75,8 @@ def used(config: Mapping[str, Value]) -> set[int]:
     widths = {int(config.get(f"bits_{group}", 16)) for group in (*LAYER_GROUPS, *MODEL_GROUPS)}
     if config.get("bits_protect_first") or config.get("bits_protect_last"):
         widths |= {wider(int(config.get(f"bits_{group}", 16))) for group in LAYER_GROUPS}
-    return widths | set(overrides(str(config.get("bits_vector", ""))).values())
+    widths |= set(overrides(str(config.get("bits_vector", ""))).values())
+    return widths | ({int(config["bits_long"])} if config.get("bits_long") else set())
 
 
 def wider(width: int) -> int:

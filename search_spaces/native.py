@@ -138,6 +138,21 @@ BITS = (
         admit=misfit, quality=True, restart="reload",
     ),
     Knob(
+        "bits_long", "bits", Choice((0, 8, 16), ordered=True), 0,
+        "A second copy of every narrower weight at this width, used from bits_long_from tokens of context (0: none).",
+        when=_uses(4, 8), quality=True, restart="reload",
+    ),
+    Knob(
+        "bits_long_from", "bits", Pow2(512, 4096), 1024,
+        "Tokens of context from which the weights of bits_long are used.",
+        when=lambda c: bool(c.get("bits_long")), quality=True, restart="reload",
+    ),
+    Knob(
+        "bits_compensation", "bits", Choice(("none", "bias")), "none",
+        "Add to each output of a narrow weight its mean rounding error over a calibration text (bias), or nothing.",
+        when=_uses(4, 8), quality=True, restart="reload",
+    ),
+    Knob(
         "bits_group_size", "bits", Pow2(32, 128), 64, "Weights that share one 4-bit scale and zero point.",
         when=_uses(4), refuse=_backend("bits_group_size"), quality=True, restart="reload",
     ),
@@ -230,6 +245,16 @@ RULES = (
         "budget",
         "token_budget must be at least max_seqs, or a full batch cannot take one decode step",
         lambda c, facts: int(c["token_budget"]) < int(c["max_seqs"]),
+    ),
+    Rule(
+        "long",
+        "bits_long must be wider than the narrowest weight, or it changes nothing",
+        lambda c, facts: bool(c.get("bits_long")) and int(c["bits_long"]) <= min(used(c)),
+    ),
+    Rule(
+        "long_ranks",
+        "the two widths of bits_long live on one rank so far: tp, pp and ep must be 1",
+        lambda c, facts: bool(c.get("bits_long")) and int(c["tp"]) * int(c["pp"]) * int(c["ep"]) > 1,
     ),
 )
 

@@ -12,11 +12,13 @@ exec autotune serve \
   --model /models/reference \
   --set attention=sparse \
   --set bits_attention=16 \
+  --set bits_compensation=none \
   --set bits_dense=16 \
   --set bits_embedding=16 \
   --set bits_experts=4 \
   --set bits_group_size=64 \
   --set bits_lm_head=16 \
+  --set bits_long=0 \
   --set bits_protect_first=0 \
   --set bits_protect_last=0 \
   --set bits_shared=16 \

@@ -41,7 +41,7 @@ class Reader:
     def back(self, widths: Widths, key: str, name: str, shape: tuple[int, int], share: Share) -> Linear:
         """A weight that reads what a split one made: split by its inputs, and stored as the whole would be."""
         columns = share.of(shape[1]) if share.count > 1 else None
-        return widths.linear(key, self(name, *shape), columns)
+        return widths.linear(key, self(name, *shape), name, columns)
 
     def summed(self, part: Linear) -> Linear:
         """``part`` of a weight split by its inputs, with the sum over ranks that it needs."""
@@ -96,7 +96,7 @@ def _linear_attention(config: ModelConfig, read: Reader, widths: Widths, index: 
     )
     taps = torch.cat([read(f"{at}{part}_conv1d.weight", inner, 1, kernel, share=mine) for part in "qkv"])
     parts = {
-        "qkv": widths.linear(f"{index}.attention", qkv),
+        "qkv": widths.linear(f"{index}.attention", qkv, "qkv"),
         "gates": widths.wide(gates),
         "f_b": widths.wide(read(f"{at}f_b_proj.weight", inner, size, share=mine)),
         "g_b": widths.wide(read(f"{at}g_b_proj.weight", inner, size, share=mine)),
@@ -118,8 +118,8 @@ def _latent_attention(config: ModelConfig, read: Reader, widths: Widths, index: 
     wide, mine = config.qk_nope_head_dim + config.v_head_dim, read.place.share
     queries = read(f"{at}q_b_proj.weight", heads * config.qk_nope_head_dim, config.q_lora_rank, share=mine)
     parts: dict[str, Linear] = {
-        "a": widths.linear(key, front),
-        "q_b": widths.linear(key, queries),
+        "a": widths.linear(key, front, "a"),
+        "q_b": widths.linear(key, queries, "q_b"),
         # Never packed: the absorbed form needs it dense, and the form must not change what the model answers.
         "kv_b": widths.wide(read(f"{at}kv_b_proj.weight", heads * wide, rank, share=mine)),
         "o": read.summed(read.back(widths, key, f"{at}o_proj.weight", (hidden, heads * config.v_head_dim), mine)),
@@ -160,7 +160,7 @@ def _swiglu(read: Reader, widths: Widths, at: tuple[str, str], sizes: tuple[int,
     (key, name), (hidden, inner, limit) = at, sizes
     gate_up = read.stack((f"{name}gate_proj", f"{name}up_proj"), (inner, inner), hidden, (share, share))
     down = read.back(widths, key, f"{name}down_proj.weight", (hidden, inner), share)
-    return MLP(widths.linear(key, gate_up), down, limit)
+    return MLP(widths.linear(key, gate_up, f"{name}gate_up"), down, limit)
 
 
 def _dense(config: ModelConfig, read: Reader, widths: Widths, index: int) -> MLP:

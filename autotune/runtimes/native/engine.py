@@ -15,11 +15,13 @@ from torch import Tensor
 
 from autotune.runtimes.base import Score
 from autotune.runtimes.native import capture, graphs, transfers
-from autotune.runtimes.native.build import build_decoder
+from autotune.runtimes.native.build import Reader, build_decoder, build_layer
 from autotune.runtimes.native.cache import Blocks
 from autotune.runtimes.native.config import read_config
 from autotune.runtimes.native.kernels import select
-from autotune.runtimes.native.model import Recipe, Segment, Widths
+from autotune.runtimes.native.model import Layer, Recipe, Segment, Widths
+from autotune.runtimes.native.quant.calibrate import input_means
+from autotune.runtimes.native.quant.policy import by_length
 from autotune.runtimes.native.scheduler import Scheduler, Sequence, places, step_rows
 from autotune.runtimes.native.weights import Checkpoint
 from search_spaces import Value, bits
@@ -53,11 +55,13 @@ class Engine:
             torch.set_default_device("cuda")
         torch.set_num_threads(int(config["threads"]))
         self.knobs, self.model = dict(config), read_config(folder)
+        checkpoint = Checkpoint(folder)
         self.widths = Widths(
             bits.vector(config, self.model.mlps),
             int(config.get("bits_group_size", 64)),
             str(config.get("activations", "weight_only")),
             str(config["compute"]),
+            input_means(folder, self.model, checkpoint) if config.get("bits_compensation") == "bias" else None,
         )
         local = self.model if mesh is None else mesh.place.local(self.model)
         self.graphs = graphs.policy(str(config["graphs"]), local)
@@ -66,7 +70,7 @@ class Engine:
         recipe = Recipe(
             str(config["attention"]), int(config.get("kv_splits", 1)), int(config["kda_chunk"]), self.kernels.functions
         )
-        self.decoder = build_decoder(self.model, Checkpoint(folder), self.widths, recipe, mesh)
+        self.decoder = build_decoder(self.model, checkpoint, self.widths, recipe, mesh)
         size = int(config["block_size"])
         self.blocks = Blocks(int(config["kv_tokens"]) // size, size, bool(config["prefix_reuse"]))
         self.scheduler = Scheduler(self.blocks, int(config["max_seqs"]), int(config["token_budget"]))
@@ -77,9 +81,15 @@ class Engine:
             str(config["kv_dtype"]),
             str(config["state_dtype"]),
         )
-        self.graphs.bind(self.decoder)
+
+        def layer(widths: Widths, index: int) -> Layer:
+            return build_layer(self.model, Reader(checkpoint, index, mesh), widths, index, recipe)
+
+        self.lengths = by_length(self.decoder, self.widths, config, layer, checkpoint)
+        for decoder in self.lengths.decoders:
+            self.graphs.bind(decoder)
         frame = capture.Frame(size, self.scheduler.max_seqs, self.blocks.count)
-        self.run = capture.Steps(self.decoder, frame, transfers.Plain())
+        self.run = self.lengths.steps(lambda decoder: capture.Steps(decoder, frame, transfers.Plain()))
         self.stride = max(size, int(config["kda_chunk"]))
         self.load_seconds = time.monotonic() - start
         self._began = time.process_time()
@@ -113,7 +123,8 @@ class Engine:
         if decodes:
             events += self._decode(decodes)
         for sequence, count in self.scheduler.prefills(self.scheduler.token_budget - len(decodes)):
-            events += self._prefill(sequence, count)
+            for _, part in self.lengths.pieces(sequence.done, count):
+                events += self._prefill(sequence, part)
         self._steps["steps"] += 1
         return events
 
@@ -154,7 +165,7 @@ class Engine:
         ids = torch.tensor(sequence.tokens[start : start + count])
         where = places(sequence.slot, sequence.blocks, self.blocks.size, start, count)
         at = Segment(sequence.slot, where, self._borders(start, count))
-        logits, snapshots = self.decoder.prefill(ids, at)
+        logits, snapshots = self.lengths.at(start).prefill(ids, at)
         sequence.done += count
         self._steps["prefill_tokens"] += count
         if self.blocks.reuse:
@@ -206,10 +217,9 @@ class Engine:
         blocks = [b for b in (self.blocks.take() for _ in range(-(-len(ids) // self.blocks.size))) if b is not None]
         self.decoder.clear_state(slot)
         try:
-            for start in range(0, len(ids) - 1, SCORE_ROWS):
-                count = min(SCORE_ROWS, len(ids) - 1 - start)
+            for start, count in self.lengths.pieces(0, len(ids) - 1, SCORE_ROWS):
                 at = Segment(slot, places(slot, blocks, self.blocks.size, start, count))
-                logits, _ = self.decoder.prefill(torch.tensor(ids[start : start + count]), at, every=True)
+                logits, _ = self.lengths.at(start).prefill(torch.tensor(ids[start : start + count]), at, every=True)
                 logs = logits.log_softmax(-1)
                 actual = logs.gather(1, torch.tensor(ids[start + 1 : start + count + 1])[:, None])[:, 0]
                 best = logs.topk(top, -1)
@@ -237,7 +247,7 @@ class Engine:
             "preemptions": float(counts.preemptions),
             "kv_used_tokens": float(sum(block.users > 0 for block in self.blocks.table) * size),
             "kv_peak_tokens": float(counts.peak_blocks * size),
-            "weight_bytes": float(sum(weight_bytes(self.decoder).values())),
+            "weight_bytes": float(sum(weight_bytes(*self.lengths.decoders).values())),
             "cache_bytes": float(self.decoder.cache_bytes + sum(s.nbytes for s in self.blocks.states.values())),
             "peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
             "cpu_seconds": time.process_time() - self._began,

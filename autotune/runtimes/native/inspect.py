@@ -10,6 +10,7 @@ import torch
 from autotune.runtimes.native.attention import LatentAttention
 from autotune.runtimes.native.model import Decoder, LinearAttention
 from autotune.runtimes.native.moe import MLP
+from autotune.runtimes.native.quant.bias import Biased
 from autotune.runtimes.native.quant.linear import Linear, Stored
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 def packed(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
     """(``<layer>.<group>``, weight) of everything that a width applies to."""
     for index, layer in enumerate(decoder.layers, decoder.start):
-        names = ("qkv", "o") if isinstance(layer.attention, LinearAttention) else ("a", "q_b", "o")
-        for name in names:
+        for name in packed_parts(layer.attention):
             yield f"{index}.attention", layer.attention.parts[name]
         groups = {"dense": [layer.mlp]} if isinstance(layer.mlp, MLP) else {}
         if not isinstance(layer.mlp, MLP):
@@ -37,10 +37,15 @@ def packed(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
         yield "lm_head", decoder.head
 
 
-def weight_bytes(decoder: Decoder) -> dict[str, int]:
-    """Bytes held by each group of quantizable weights and by the embedding."""
-    found = {"embedding": decoder.embed.nbytes} if decoder.embed is not None else {}
-    for key, linear in packed(decoder):
+def packed_parts(attention: LinearAttention | LatentAttention) -> tuple[str, ...]:
+    """The parts of an attention that a width applies to."""
+    return ("qkv", "o") if isinstance(attention, LinearAttention) else ("a", "q_b", "o")
+
+
+def weight_bytes(*decoders: Decoder) -> dict[str, int]:
+    """Bytes held by each group of quantizable weights and by the embedding; what decoders share counts once."""
+    found = {"embedding": decoders[0].embed.nbytes} if decoders[0].embed is not None else {}
+    for key, linear in {id(linear): (key, linear) for d in decoders for key, linear in packed(d)}.values():
         group = key.split(".")[-1]
         found[group] = found.get(group, 0) + linear.nbytes
     return found
@@ -51,7 +56,8 @@ def effective(engine: Engine) -> dict[str, Any]:
     decoder, config = engine.decoder, dict[str, Any](engine.knobs)
     linear = next((a for layer in decoder.layers if isinstance(a := layer.attention, LinearAttention)), None)
     latent = next((a for layer in decoder.layers if isinstance(a := layer.attention, LatentAttention)), None)
-    kernels = {weight.kernel for _, weight in packed(decoder)}
+    weights = [weight for d in engine.lengths.decoders for _, weight in packed(d)]
+    kernels = {weight.kernel for weight in weights}
     if latent is not None and latent.pool is not None:
         config["attention"] = latent.form
         if "kv_splits" in config:
@@ -60,12 +66,20 @@ def effective(engine: Engine) -> dict[str, Any]:
     if linear is not None and linear.pool is not None:
         config["kda_chunk"] = linear.chunk
         config["state_dtype"] = NAMES[linear.pool.state.dtype]
-    computes = {weight.compute for _, weight in packed(decoder) if isinstance(weight, Stored)}
+    plain = [weight.inner if isinstance(weight, Biased) else weight for weight in weights]
+    computes = {weight.compute for weight in plain if isinstance(weight, Stored)}
     if len(computes) == 1:
         config["compute"] = computes.pop()
     eight = next((name for name, kernel in EIGHT_KERNELS.items() if kernel in kernels), None)
     if "activations" in config and eight is not None:
         config["activations"] = eight
+    if "bits_compensation" in config:
+        config["bits_compensation"] = "none" if engine.widths.means is None else "bias"
+    if "bits_long" in config and engine.lengths.long is None:
+        config["bits_long"] = 0
+    if engine.lengths.long is not None:
+        config["bits_long_from"] = engine.lengths.start
+        config["bits_stored_long"] = _stored(engine.lengths.long)
     config |= {
         "graphs": engine.graphs.name,
         "prefix_reuse": engine.blocks.reuse,

@@ -14,6 +14,7 @@ from autotune.runtimes.native.attention import LatentAttention, Places
 from autotune.runtimes.native.cache import LatentPool, Snapshot, StatePool
 from autotune.runtimes.native.config import ModelConfig
 from autotune.runtimes.native.moe import MLP, MoE
+from autotune.runtimes.native.quant.bias import compensated
 from autotune.runtimes.native.quant.linear import Embedding, Linear, Wide, make_linear
 
 
@@ -25,10 +26,17 @@ class Widths:
     group: int = 64
     activations: str = "weight_only"
     compute: str = "fp32"
+    means: Mapping[str, Tensor] | None = None
+    """Mean inputs [in] by ``<layer>.<group>.<name>`` for bias correction; None: no correction."""
 
-    def linear(self, key: str, weight: Tensor, columns: slice | None = None) -> Linear:
-        """``weight`` as it is stored; with ``columns`` only these inputs of it, with the same stored values."""
-        return make_linear(weight, self.bits[key], self.compute, self.group, self.activations, columns)
+    def linear(self, key: str, weight: Tensor, name: str = "", columns: slice | None = None) -> Linear:
+        """``weight`` as it is stored; with ``columns`` only these inputs of it, with the same stored values.
+
+        ``name`` tells it from the others of its group.
+        """
+        stored = make_linear(weight, self.bits[key], self.compute, self.group, self.activations, columns)
+        mean = None if self.means is None else self.means.get(f"{key}.{name}")
+        return stored if mean is None else compensated(stored, weight, mean, columns)
 
     def wide(self, weight: Tensor) -> Linear:
         return Wide(weight, self.compute)
@@ -136,6 +144,13 @@ class Layer:
 
         self.reads = [bound(args) for args in self.hc]
 
+    def forward(self, streams: Tensor, attend: Any, write: Callable[..., Tensor]) -> Tensor:
+        """[T, N, D] → [T, N, D]; ``attend(attention, x)`` runs the attention over its pool."""
+        x, post, mix = self.reads[0](streams)
+        streams = write(streams, attend(self.attention, x), post, mix)
+        x, post, mix = self.reads[1](streams)
+        return write(streams, self.mlp(x), post, mix)
+
 
 class Decoder:
     """Token ids in, fp32 logits out. Pools are attached by `attach`; nothing here decides who runs when.
@@ -149,6 +164,7 @@ class Decoder:
         self, config: ModelConfig, embed: Embedding, layers: list[Layer], norm: Tensor, head: Linear, read: Any
     ) -> None:
         self.config, self.embed, self.layers, self.norm, self.head = config, embed, layers, norm, head
+        self.read = read
         self.write: Callable[..., Tensor] = hyper.write
         for layer in layers:
             layer.read_by(read)
@@ -211,10 +227,7 @@ class Decoder:
     def _run(self, ids: Tensor, attend: Any) -> Tensor:
         streams = self._enter(ids)
         for layer in self.layers:
-            x, post, mix = layer.reads[0](streams)
-            streams = self.write(streams, attend(layer.attention, x), post, mix)
-            x, post, mix = layer.reads[1](streams)
-            streams = self.write(streams, layer.mlp(x), post, mix)
+            streams = layer.forward(streams, attend, self.write)
         return self._leave(streams)
 
     def _enter(self, ids: Tensor) -> Tensor:
