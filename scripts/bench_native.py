@@ -77,8 +77,10 @@ def against_transformers(rounds: int, threads: int, length: int, count: int) -> 
         "transformers": lambda prompts, count: oracle(model, prompts, min(count, 9))
     }
     for name, knobs in {
-        "eager": {}, "compiled": {"graphs": "compiled"}, "compiled 8 bits": {"graphs": "compiled", "bits": 8},
-        "compiled 4 bits": {"graphs": "compiled", "bits": 4},
+        "eager": {}, "compiled": {"graphs": "compiled"}, "fused": {"graphs": "fused"},
+        "fused bf16": {"graphs": "fused", "compute": "bf16"},
+        "fused 8 bits": {"graphs": "fused", "bits": 8, "compute": "bf16"},
+        "fused 4 bits": {"graphs": "fused", "bits": 4, "compute": "bf16"},
     }.items():  # fmt: skip
         running = engine(folder, threads, **knobs)
         variants[name] = lambda prompts, count, running=running: native(running, prompts, count)  # type: ignore[misc]
@@ -121,7 +123,7 @@ def against_bandwidth(hidden: int, rounds: int, threads: int) -> dict[str, float
     """The share of the read bandwidth that batch-1 decode reaches at each width."""
     with tempfile.TemporaryDirectory() as name:
         write(Path(name), hidden)
-        engines = {bits: engine(Path(name), threads, bits, compute="bf16", graphs="compiled") for bits in (16, 8, 4)}
+        engines = {bits: engine(Path(name), threads, bits, compute="bf16", graphs="fused") for bits in (16, 8, 4)}
     limit = read_bandwidth(1.0)
     speeds: dict[int, list[float]] = {bits: [] for bits in engines}
     for _ in range(rounds + 1):

@@ -81,13 +81,17 @@ class Compiled(Eager):
 
 
 class Fused(Eager):
-    """The same regions, and all of a KDA step and of the experts, through our own C kernels."""
+    """Hyper-connections, linear attention between its projections, and experts of few tokens in our own C kernels.
+
+    Linear attention goes token by token, in prefill too: the state of a head fits the first-level cache.
+    """
 
     name = "fused"
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.kernels = {"hyper": hyper_kernel.hyper, "kda_decode": kda_kernel.kda_decode}  # until `bind` has the pools
+        self.kernels = {"hyper": hyper_kernel.hyper, "kda_decode": kda_kernel.kda_decode}
+        # … run until `bind` has the pools.
 
     def bind(self, decoder: Decoder) -> None:
         library, model = cpu.library(), decoder.config
@@ -100,7 +104,7 @@ class Fused(Eager):
                 layer.mlp.fuse(library, model.swiglu_limit)
         for attention in decoder.linear_layers():
             assert attention.pool is not None
-            attention.step = fused.kda_step(
+            attention.fused = fused.Kda(
                 library, attention.small, attention.bounds, attention.pool.conv, attention.pool.state
             )
 

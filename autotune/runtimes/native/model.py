@@ -13,6 +13,7 @@ from autotune.runtimes.native import hyper, kda
 from autotune.runtimes.native.attention import LatentAttention, Places
 from autotune.runtimes.native.cache import LatentPool, Snapshot, StatePool
 from autotune.runtimes.native.config import ModelConfig
+from autotune.runtimes.native.kernels.cpu.fused import Kda
 from autotune.runtimes.native.moe import MLP, MoE
 from autotune.runtimes.native.quant.bias import compensated
 from autotune.runtimes.native.quant.linear import Embedding, Linear, Wide, make_linear
@@ -91,7 +92,7 @@ class LinearAttention:
         self.shape = (-1, config.linear_num_heads, config.linear_head_dim)
         self.pool: StatePool | None = None
         self.bounds = (config.linear_lower_bound, config.rms_norm_eps)
-        self.step: Callable[..., Tensor] | None = None  # all of `kda_decode` at once, bound to the pool
+        self.fused: Kda | None = None
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """qkv before the convolution [T, 3·H·d], raw forget gate [T, H·d], raw β [T, H], raw output gate [T, H·d]."""
@@ -102,15 +103,19 @@ class LinearAttention:
     def decode(self, x: Tensor, at: Step) -> Tensor:
         assert self.pool is not None
         projected = self._project(x)
-        if self.step is not None:
-            return self.parts["o"](self.step(*projected, at.slots))
+        if self.fused is not None:
+            return self.parts["o"](self.fused.step(*projected, at.slots))
         pool = (self.pool.conv, self.pool.state)
         return self.parts["o"](self.kernels["kda_decode"](projected, pool, at.slots, self.small, self.bounds))
 
     def prefill(self, x: Tensor, at: Segment) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """[T, D] → [T, D] and (conv, state) after each of the segment's borders."""
         assert self.pool is not None
-        qkv, forget, beta, gate = self._project(x)
+        projected = self._project(x)
+        if self.fused is not None:
+            out, copies = self.fused.segment(*projected, at.slot, at.borders)
+            return self.parts["o"](out), copies
+        qkv, forget, beta, gate = projected
         decay = kda.decays(forget.view(self.shape), self.small, self.bounds[0])
         mixed, padded = kda.convolve(qkv, self.pool.conv[at.slot], self.small["taps"])
         mixed = mixed.view(len(x), 3, *self.shape[1:])

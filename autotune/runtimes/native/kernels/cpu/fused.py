@@ -50,32 +50,48 @@ def writer(library: ctypes.CDLL) -> Callable[[Tensor, Tensor, Tensor, Tensor], T
     return write
 
 
-def kda_step(
-    library: ctypes.CDLL, small: Mapping[str, Tensor], bounds: tuple[float, float], conv: Tensor, state: Tensor
-) -> Callable[..., Tensor]:
-    """A decode step of one layer over its pools ``conv`` and ``state``, which it changes in place."""
-    heads, size = state.shape[1:3]
-    inner = heads * size
-    constants = cpu.Kda(
-        heads, size, conv.shape[1] + 1, state.dtype is torch.bfloat16, *bounds,
-        *(small[name].data_ptr() for name in ("taps", "dt_bias", "rate", "o_norm")),
-    )  # fmt: skip
-    at, run, pools = ctypes.addressof(constants), library.kda_step, (conv.data_ptr(), state.data_ptr())
+class Kda:
+    """One linear-attention layer between its projections, over its pools ``conv`` and ``state``, changed in place."""
 
-    def step(
-        qkv: Tensor,
-        forget: Tensor,
-        beta: Tensor,
-        gate: Tensor,
-        slots: Tensor,
-        kept: Any = (constants, small, conv, state),
-    ) -> Tensor:
-        out = torch.empty(len(qkv), inner)
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        small: Mapping[str, Tensor],
+        bounds: tuple[float, float],
+        conv: Tensor,
+        state: Tensor,
+    ) -> None:
+        heads, size = state.shape[1:3]
+        self._inner, self._conv, self._state = heads * size, conv, state
+        self._constants = cpu.Kda(
+            heads, size, conv.shape[1] + 1, state.dtype is torch.bfloat16, *bounds,
+            *(small[name].data_ptr() for name in ("taps", "dt_bias", "rate", "o_norm")),
+        )  # fmt: skip
+        self._kept = small
+        self._at, self._step, self._segment = ctypes.addressof(self._constants), library.kda_step, library.kda_segment
+
+    def step(self, qkv: Tensor, forget: Tensor, beta: Tensor, gate: Tensor, slots: Tensor) -> Tensor:
+        """One token of each of Q sequences, [Q, …] → [Q, H·d]; ``forget`` is overwritten."""
+        out = torch.empty(len(qkv), self._inner)
         inputs = [t.contiguous() for t in (qkv, forget, beta, gate, slots)]
-        run(at, *(t.data_ptr() for t in inputs), *pools, out.data_ptr(), len(qkv))
+        pools = self._conv.data_ptr(), self._state.data_ptr()
+        self._step(self._at, *(t.data_ptr() for t in inputs), *pools, out.data_ptr(), len(qkv))
         return out
 
-    return step
+    def segment(
+        self, qkv: Tensor, forget: Tensor, beta: Tensor, gate: Tensor, slot: int, borders: tuple[int, ...]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """T tokens of one sequence, [T, …] → [T, H·d], and (conv, state) after each of ``borders`` tokens."""
+        out, many = torch.empty(len(qkv), self._inner), len(borders)
+        inputs = [t.contiguous() for t in (qkv, forget, beta, gate)]
+        conv, state = self._conv[slot], self._state[slot]
+        windows, states = conv.new_empty(many, *conv.shape), state.new_empty(many, *state.shape)
+        ends = (ctypes.c_int64 * many)(*borders)
+        self._segment(
+            self._at, *(t.data_ptr() for t in inputs), conv.data_ptr(), state.data_ptr(), out.data_ptr(), len(qkv),
+            ctypes.addressof(ends), many, windows.data_ptr(), states.data_ptr(),
+        )  # fmt: skip
+        return out, list(zip(windows.unbind(), states.unbind(), strict=True))
 
 
 class Experts:

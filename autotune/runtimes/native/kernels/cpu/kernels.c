@@ -156,43 +156,86 @@ INLINE void delta(char *state, int64_t d, const float *q, const float *k, const 
     }
 }
 
+/* Causal convolution and SiLU of one token; `window` [taps - 1, wide] holds the inputs before it and moves on by one. */
+static void convolve(const Kda *a, const float *input, float *window, float *out) {
+    int64_t wide = 3 * a->heads * a->size, kept = a->taps - 1;
+    for (int64_t c = 0; c < wide; c += LANES) {
+        vf value = load(input + c) * load(a->conv_taps + kept * wide + c);
+        for (int64_t i = 0; i < kept; i++) {
+            vf old = load(window + i * wide + c);
+            value += old * load(a->conv_taps + i * wide + c);
+            if (i) store(window + (i - 1) * wide + c, old);
+        }
+        store(window + (kept - 1) * wide + c, load(input + c));
+        store(out + c, value * vsigmoid(value));
+    }
+}
+
+/* Head h of one token: `mixed` [3, H d] (q, k, v) and `forget` [H d] are overwritten, `own` is the head's state. */
+INLINE void head_step(const Kda *a, int64_t h, float *mixed, float *forget, float beta, const float *gate, char *own,
+                      float *out, int narrow) {
+    int64_t d = a->size, inner = a->heads * d;
+    float *q = mixed + h * d, *k = q + inner, *v = k + inner, *decay = forget + h * d, *to = out + h * d;
+    float inverse_q = 1.f / sqrtf((square_sum(q, d) + 1e-6f) * d), inverse_k = 1.f / sqrtf(square_sum(k, d) + 1e-6f);
+    for (int64_t c = 0; c < d; c += LANES) {
+        store(q + c, load(q + c) * inverse_q);
+        store(k + c, load(k + c) * inverse_k);
+        store(decay + c, vexp(a->bound * vsigmoid(a->rate[h] * (load(decay + c) + load(a->dt_bias + h * d + c)))));
+    }
+    delta(own, d, q, k, v, decay, vsigmoid(all(beta))[0], to, narrow);
+    float inverse = 1.f / sqrtf(square_sum(to, d) / d + a->eps);
+    for (int64_t c = 0; c < d; c += LANES)
+        store(to + c, load(to + c) * inverse * load(a->o_norm + c) * vsigmoid(load(gate + h * d + c)));
+}
+
 /* One token of each of `count` sequences, the pools changed in place: qkv [Q, 3 H d], forget, gate, out [Q, H d], beta
    [Q, H], slots [Q], conv [S, taps - 1, 3 H d], state [S, H, d, d]. `forget` is overwritten. */
 void kda_step(const Kda *a, const float *qkv, float *forget, const float *beta, const float *gate, const int64_t *slots,
               float *conv, char *state, float *out, int64_t count) {
-    int64_t d = a->size, inner = a->heads * d, wide = 3 * inner, kept = a->taps - 1;
-    int64_t bytes = d * d * (a->narrow ? 2 : 4);
+    int64_t d = a->size, inner = a->heads * d, wide = 3 * inner, bytes = d * d * (a->narrow ? 2 : 4);
     float *mixed = room(wide);
-    for (int64_t s = 0; s < count; s++, qkv += wide, forget += inner, beta += a->heads, gate += inner, out += inner) {
-        float *window = conv + slots[s] * kept * wide;
-        for (int64_t c = 0; c < wide; c += LANES) {
-            vf value = load(qkv + c) * load(a->conv_taps + kept * wide + c);
-            for (int64_t i = 0; i < kept; i++) {
-                vf old = load(window + i * wide + c);
-                value += old * load(a->conv_taps + i * wide + c);
-                if (i) store(window + (i - 1) * wide + c, old);
-            }
-            store(window + (kept - 1) * wide + c, load(qkv + c));
-            store(mixed + c, value * vsigmoid(value));
-        }
+    for (int64_t s = 0; s < count; s++) {
+        convolve(a, qkv + s * wide, conv + slots[s] * (a->taps - 1) * wide, mixed);
         for (int64_t h = 0; h < a->heads; h++) {
-            float *q = mixed + h * d, *k = q + inner, *v = k + inner, *decay = forget + h * d, *to = out + h * d;
-            float inverse_q = 1.f / sqrtf((square_sum(q, d) + 1e-6f) * d), inverse_k = 1.f / sqrtf(square_sum(k, d) + 1e-6f);
-            for (int64_t c = 0; c < d; c += LANES) {
-                store(q + c, load(q + c) * inverse_q);
-                store(k + c, load(k + c) * inverse_k);
-                store(decay + c, vexp(a->bound * vsigmoid(a->rate[h] * (load(decay + c) + load(a->dt_bias + h * d + c)))));
-            }
-            float strength = vsigmoid(all(beta[h]))[0];
             char *own = state + (slots[s] * a->heads + h) * bytes;
-            if (a->narrow) delta(own, d, q, k, v, decay, strength, to, 1);
-            else delta(own, d, q, k, v, decay, strength, to, 0);
-            float inverse = 1.f / sqrtf(square_sum(to, d) / d + a->eps);
-            for (int64_t c = 0; c < d; c += LANES)
-                store(to + c, load(to + c) * inverse * load(a->o_norm + c) * vsigmoid(load(gate + h * d + c)));
+            float b = beta[s * a->heads + h];
+            if (a->narrow) head_step(a, h, mixed, forget + s * inner, b, gate + s * inner, own, out + s * inner, 1);
+            else head_step(a, h, mixed, forget + s * inner, b, gate + s * inner, own, out + s * inner, 0);
         }
     }
     free(mixed);
+}
+
+/* `count` tokens of the sequence in one slot, otherwise as kda_step; the state stays in fp32 until the last of them.
+   `window` [taps - 1, 3 H d] and `state` [H, d, d] are the slot's; after each of `borders` tokens (ascending) they are
+   copied, the state as it is stored, to `windows` and `states`. */
+void kda_segment(const Kda *a, const float *qkv, float *forget, const float *beta, const float *gate, float *window,
+                 char *state, float *out, int64_t count, const int64_t *borders, int64_t many, float *windows,
+                 char *states) {
+    int64_t d = a->size, inner = a->heads * d, wide = 3 * inner, kept = (a->taps - 1) * wide, cells = d * d;
+    int64_t bytes = cells * (a->narrow ? 2 : 4);
+    float *mixed = room(count * wide), *own = room(cells);
+    for (int64_t t = 0, next = 0; t < count; t++) {
+        convolve(a, qkv + t * wide, window, mixed + t * wide);
+        if (next < many && borders[next] == t + 1) memcpy(windows + next++ * kept, window, kept * sizeof(float));
+    }
+    for (int64_t h = 0; h < a->heads; h++) {
+        char *stored = state + h * bytes;
+        for (int64_t c = 0; c < cells; c += LANES) store(own + c, load_state(stored, c, a->narrow));
+        for (int64_t t = 0, next = 0; t < count; t++) {
+            head_step(a, h, mixed + t * wide, forget + t * inner, beta[t * a->heads + h], gate + t * inner, (char *)own,
+                      out + t * inner, 0);
+            int border = next < many && borders[next] == t + 1;
+            char *to = border ? states + (next++ * a->heads + h) * bytes : stored;
+            if (!border && t + 1 < count) continue;
+            for (int64_t c = 0; c < cells; c += LANES)
+                if (a->narrow) store_bf16((uint16_t *)to + c, load(own + c));
+                else store((float *)to + c, load(own + c));
+            if (border && t + 1 == count) memcpy(stored, to, bytes);
+        }
+    }
+    free(mixed);
+    free(own);
 }
 
 typedef struct {

@@ -75,6 +75,7 @@ SIGNATURES = {
     "hyper_read": "pplpppl",
     "hyper_write": "pppplll",
     "kda_step": "pppppppppl",
+    "kda_segment": "pppppppplplpp",
     "experts": "pplpl",
 }
 

@@ -85,12 +85,36 @@ def test_a_kda_step_changes_only_its_own_slots(library: ctypes.CDLL, dtype: torc
     window = torch.cat([conv[slots], inputs[0][:, None]], 1)
     wanted, after = kda_kernel.step(window, *inputs[1:], state[slots].float(), small, (-5.0, 1e-5))
     old = conv.clone(), state.clone()
-    found = fused.kda_step(library, small, (-5.0, 1e-5), conv, state)(*(x.clone() for x in inputs), slots)
+    found = fused.Kda(library, small, (-5.0, 1e-5), conv, state).step(*(x.clone() for x in inputs), slots)
     assert torch.allclose(found, wanted, atol=1e-5, rtol=1e-4)
     assert torch.equal(conv[slots], window[:, 1:])
     assert torch.allclose(state[slots].float(), after, atol=1e-5 if dtype is torch.float32 else 0.02)
     others = torch.tensor([1, 3, 5])
     assert torch.equal(conv[others], old[0][others]) and torch.equal(state[others], old[1][others])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("borders", [(), (2, 5), (3, 9)])
+def test_a_segment_is_its_tokens_one_by_one(library: ctypes.CDLL, dtype: torch.dtype, borders: tuple[int, ...]) -> None:
+    heads, size, taps, tokens = 2, 16, 4, 9
+    inner = heads * size
+    small = {
+        "dt_bias": torch.randn(inner), "rate": torch.rand(heads, 1), "taps": torch.randn(taps, 3 * inner),
+        "o_norm": torch.rand(size),
+    }  # fmt: skip
+    conv, state = torch.randn(3, taps - 1, 3 * inner), torch.randn(3, heads, size, size).to(dtype)
+    inputs = [torch.randn(tokens, n) for n in (3 * inner, inner, heads, inner)]
+    wide = [conv.clone(), state.clone().float()]
+    alone = fused.Kda(library, small, (-5.0, 1e-5), *wide)
+    whole = fused.Kda(library, small, (-5.0, 1e-5), conv, state)
+    found, copies = whole.segment(*(x.clone() for x in inputs), 1, borders)
+    for token in range(tokens):
+        wanted = alone.step(*(x[token : token + 1].clone() for x in inputs), torch.tensor([1]))
+        assert torch.allclose(found[token], wanted[0], atol=1e-6)
+        if token + 1 in borders:
+            window, kept = copies[borders.index(token + 1)]
+            assert torch.equal(window, wide[0][1]) and torch.equal(kept, wide[1][1].to(dtype))
+    assert torch.equal(conv, wide[0]) and torch.equal(state, wide[1].to(dtype))
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -117,8 +141,8 @@ def test_exponentials_keep_their_precision(library: ctypes.CDLL) -> None:
     betas = torch.linspace(-90, 90, 181)
     state = torch.zeros(181, 1, 16, 16)
     x = torch.ones(181, 48)
-    step = fused.kda_step(library, small, (-5.0, 0.0), torch.zeros(181, 1, 48), state)
-    step(x, torch.zeros(181, 16), betas[:, None].contiguous(), torch.zeros(181, 16), torch.arange(181))
+    layer = fused.Kda(library, small, (-5.0, 0.0), torch.zeros(181, 1, 48), state)
+    layer.step(x, torch.zeros(181, 16), betas[:, None].contiguous(), torch.zeros(181, 16), torch.arange(181))
     written = state[:, 0, 0, 0] / state[-1, 0, 0, 0]
     assert torch.allclose(written, betas.sigmoid(), rtol=2e-6, atol=1e-37)
 
