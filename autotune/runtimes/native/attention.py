@@ -66,22 +66,6 @@ class Indexer:
         pooled: Tensor = ((gates + self.ape).softmax(1) * keys).sum(1)
         return pooled
 
-    def select(self, compressed: Tensor, weights: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The best pools of each query: indices [Q, k] and which of them are real.
-
-        ``keys`` [G, P, size] in fp32. A pool is visible once its last token is. Ties go to the earlier pool
-        (stable sort), so that the choice does not depend on what else is in the batch.
-        """
-        queries = self.query(compressed).view(len(compressed), self.heads, self.size)
-        keys = keys[0] if len(keys) == 1 else keys  # one product for all queries, not one a query
-        scores = F.relu(queries @ keys.mT * self.size**-0.5)
-        scores = (weights[:, None] @ scores)[:, 0]
-        ends = torch.arange(keys.shape[-2]) * self.kpool + self.kpool - 1
-        scores = scores.masked_fill(ends > positions[:, None], -torch.inf)
-        best, order = scores.sort(dim=-1, descending=True, stable=True)
-        count = min(self.top // self.kpool, scores.shape[-1])
-        return order[:, :count], best[:, :count] > -torch.inf
-
 
 class LatentAttention:
     """One layer. ``form`` is expanded, absorbed or sparse. Keys and values are re-made from the cached latent.
@@ -155,7 +139,8 @@ class LatentAttention:
         if pools <= self.indexer.top // kpool:
             return Scope(positions, kpool)
         keys = self.pool.read_keys(at.past[:, : pools * kpool : kpool] // kpool)
-        chosen, real = self.indexer.select(compressed, weights, keys, at.positions)
+        queries = self.indexer.query(compressed).view(len(compressed), self.indexer.heads, self.indexer.size)
+        chosen, real = self.kernels["choose"](queries, weights, keys, at.positions, kpool, self.indexer.top // kpool)
         shape = (*positions.shape, -1)
         return Scope(positions, kpool, chosen.view(shape), real.view(shape))
 

@@ -90,13 +90,17 @@ class Fused(Eager):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.kernels = {"hyper": hyper_kernel.hyper, "kda_decode": kda_kernel.kda_decode}
-        # … run until `bind` has the pools.
-
-    def bind(self, decoder: Decoder) -> None:
-        library, model = cpu.library(), decoder.config
+        library = cpu.library()
         if library is None:
             raise NotImplementedError(f"graphs=fused: {cpu.refusal()}")
+        self._library = library
+        # The first two run until `bind` knows weights and pools.
+        self.kernels = {
+            "hyper": hyper_kernel.hyper, "kda_decode": kda_kernel.kda_decode, **fused.attention(library)
+        }  # fmt: skip
+
+    def bind(self, decoder: Decoder) -> None:
+        library, model = self._library, decoder.config
         decoder.write = fused.writer(library)
         for layer in decoder.layers:
             layer.reads = [fused.reader(library, args) for args in layer.hc]

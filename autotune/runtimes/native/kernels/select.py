@@ -15,7 +15,7 @@ from autotune.runtimes.native.config import ModelConfig
 
 PACKAGE = "autotune.runtimes.native.kernels"
 LATENT = ("absorbed", "sparse", "split_kv")
-OPS = ("expanded", *LATENT, "kda_prefill", "kda_decode", "hyper")
+OPS = ("expanded", *LATENT, "choose", "kda_prefill", "kda_decode", "hyper")
 
 
 @dataclass(frozen=True, slots=True)

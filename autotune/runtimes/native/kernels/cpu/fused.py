@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.runtimes.native.kernels.absorbed.reference import absorbed
+from autotune.runtimes.native.kernels.choose.reference import choose as choose_reference
 from autotune.runtimes.native.kernels.cpu import library as cpu
+from autotune.runtimes.native.kernels.latents import Latents, Scope
+from autotune.runtimes.native.kernels.sparse.reference import sparse
 
+Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
+KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
 
 def _weight(tensor: Tensor) -> cpu.Weight:
@@ -120,3 +126,50 @@ class Experts:
         out = torch.empty_like(x)
         self._run(self._at, x.data_ptr(), len(x), out.data_ptr(), self._threads)
         return out
+
+
+def attention(library: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
+    """`absorbed`, `sparse` and the choice of pools for decode steps; prefill stays with the reference.
+
+    With a choice of pools only those are read, in both forms.
+    """
+    run, threads = library.latent_step, torch.get_num_threads()
+
+    def step(query: Tensor, latents: Latents, scope: Scope, scale: float) -> Tensor:
+        count, _, heads, width = query.shape
+        rows, out = latents.rows, torch.empty_like(query)
+        pool = cpu.Latents(cpu.KINDS[KINDS[rows.dtype]], width, rows.data_ptr(), latents.scale.data_ptr())
+        positions, query = scope.positions.flatten().contiguous(), query.contiguous()
+        chosen = real = 0
+        picks = 0
+        if scope.pools is not None and scope.real is not None:
+            kept = scope.pools.contiguous(), scope.real.contiguous()
+            chosen, real, picks = kept[0].data_ptr(), kept[1].data_ptr(), kept[0].shape[-1]
+        slots = latents.slots
+        run(
+            ctypes.addressof(pool), query.data_ptr(), count, heads, slots.data_ptr(), slots.stride(0),
+            positions.data_ptr(), scope.kpool, chosen, real, picks, scale, out.data_ptr(), threads,
+        )  # fmt: skip
+        return out
+
+    def either(reference: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def op(query: Tensor, latents: Latents, scope: Scope, scale: float) -> Tensor:
+            fits = query.shape[1] == 1 and query.shape[3] % cpu.LANES == 0 and latents.rows.dtype in KINDS
+            return (step if fits else reference)(query, latents, scope, scale)
+
+        return op
+
+    def choose(queries: Tensor, weights: Tensor, keys: Tensor, positions: Tensor, kpool: int, top: int) -> Pair:
+        count, heads, size = queries.shape
+        if keys.shape[0] != count or size % cpu.LANES:
+            return choose_reference(queries, weights, keys, positions, kpool, top)
+        pools = keys.shape[1]
+        picks = min(top, pools)
+        inputs = [t.contiguous() for t in (queries, weights, keys.float(), positions)]
+        chosen, real = torch.empty(count, picks, dtype=torch.int64), torch.empty(count, picks, dtype=torch.bool)
+        library.choose(
+            *(t.data_ptr() for t in inputs), count, heads, size, pools, kpool, picks, chosen.data_ptr(), real.data_ptr()
+        )
+        return chosen, real
+
+    return {"absorbed": either(absorbed), "sparse": either(sparse), "choose": choose}

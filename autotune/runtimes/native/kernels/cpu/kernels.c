@@ -1,6 +1,6 @@
 /* What `library.py` calls: products, hyper-connections, the KDA step and routed experts of a few rows, in fp32.
    Shapes are in the signatures' comments; every tensor is contiguous unless a stride is passed. */
-#include "linear.h"
+#include "attention.h"
 
 void linear(const Weight *w, const float *x, int64_t count, float *out, int64_t threads) {
     product(w, x, count, out, threads);
@@ -310,4 +310,53 @@ void experts(const Moe *m, const float *x, int64_t count, float *out, int64_t th
     free(memory);
     free(chosen);
     free(token);
+}
+
+/* A decode step over latents: query, out [Q, heads, width], slots [Q, L] (a row's stride), positions [Q]. Without pools
+   every token up to the position; with chosen [Q, K] and real [Q, K] only those pools and the unfinished last one. */
+void latent_step(const Latents *l, const float *query, int64_t count, int64_t heads, const int64_t *slots, int64_t stride,
+                 const int64_t *positions, int64_t kpool, const int64_t *chosen, const char *real, int64_t picks,
+                 float scale, float *out, int64_t threads) {
+#pragma omp parallel for num_threads(threads < count ? threads : count) if (threads > 1 && count > 1)
+    for (int64_t s = 0; s < count; s++) {
+        int64_t end = positions[s] + 1, tail = end / kpool * kpool, found = 0;
+        const int64_t *from = slots + s * stride;
+        int64_t *seen = malloc((chosen ? (picks + 1) * kpool : 1) * sizeof(int64_t));
+        if (chosen) {
+            for (int64_t i = 0; i < picks; i++)
+                if (real[s * picks + i])
+                    for (int64_t t = 0; t < kpool; t++) seen[found++] = from[chosen[s * picks + i] * kpool + t];
+            for (int64_t t = tail; t < end; t++) seen[found++] = from[t];
+        }
+        int64_t each = heads * l->width;
+        attend(l, query + s * each, heads, chosen ? seen : from, chosen ? found : end, scale, out + s * each);
+        free(seen);
+    }
+}
+
+/* The best `picks` pools of each query by sum over heads of weight * relu(query . key / sqrt(size)), ties to the earlier:
+   queries [Q, heads, size], weights [Q, heads], keys [Q, pools, size], positions [Q] -> chosen, real [Q, picks]. */
+void choose(const float *queries, const float *weights, const float *keys, const int64_t *positions, int64_t count,
+            int64_t heads, int64_t size, int64_t pools, int64_t kpool, int64_t picks, int64_t *chosen, char *real) {
+    float *scores = room(heads * pools), scale = 1.f / sqrtf((float)size);
+    Ranked *ranked = malloc(pools * sizeof(Ranked));
+    for (int64_t s = 0; s < count; s++) {
+        Weight rows = {FP32, pools, size, 0, (const char *)(keys + s * pools * size), NULL};
+        part_of(&rows, 0, pools, queries + s * heads * size, heads, scores);
+        for (int64_t p = 0; p < pools; p++) {
+            float total = 0;
+            for (int64_t h = 0; h < heads; h++) {
+                float score = scores[h * pools + p] * scale;
+                total += score > 0 ? score * weights[s * heads + h] : 0;
+            }
+            ranked[p] = (Ranked){p * kpool + kpool - 1 > positions[s] ? -INFINITY : total, p};
+        }
+        qsort(ranked, pools, sizeof(Ranked), by_rank);
+        for (int64_t i = 0; i < picks; i++) {
+            chosen[s * picks + i] = ranked[i].pool;
+            real[s * picks + i] = ranked[i].score > -INFINITY;
+        }
+    }
+    free(scores);
+    free(ranked);
 }

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -41,6 +41,12 @@ class Weight(Structure):
     )  # fmt: skip
 
 
+class Latents(Structure):
+    """A pool of latents, with a scale a row for int8."""
+
+    _fields_ = (("kind", c_int64), ("width", c_int64), ("rows", c_void_p), ("scale", c_void_p))
+
+
 class Hyper(Structure):
     """The constants of one `kernels.hyper`."""
 
@@ -69,7 +75,7 @@ class Moe(Structure):
     )  # fmt: skip
 
 
-SIGNATURES = {
+SIGNATURES = {  # p: pointer, l: 64-bit integer, f: float
     "linear": "pplpl",
     "dense": "pp",
     "hyper_read": "pplpppl",
@@ -77,6 +83,8 @@ SIGNATURES = {
     "kda_step": "pppppppppl",
     "kda_segment": "pppppppplplpp",
     "experts": "pplpl",
+    "latent_step": "ppllplplpplfpl",
+    "choose": "ppppllllllpp",
 }
 
 
@@ -109,7 +117,7 @@ def library(block: int = 4, ahead: int = 1024) -> ctypes.CDLL | None:
                 return None
             made.replace(target)  # atomic: two launches may compile at once
     loaded = ctypes.CDLL(str(target))
-    types = {"p": c_void_p, "l": c_int64, "s": c_char_p}
+    types = {"p": c_void_p, "l": c_int64, "f": c_float}
     for name, signature in SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = [types[letter] for letter in signature], None

@@ -1,0 +1,1 @@
+"""Which pools of tokens each query of the sparse attention reads."""
