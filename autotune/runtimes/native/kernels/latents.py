@@ -16,7 +16,7 @@ from torch import Tensor
 class Latents:
     """Latents of G sequences in a shared pool of S tokens.
 
-    ``rows`` [S, R] are fp32, bf16, fp16, or int8 with ``scale`` [S, 1] (one a token; empty for other types).
+    ``rows`` [S, R] are fp32, bf16, fp16, or int8 with a bf16 ``scale`` [S, 1] (empty for other types).
     ``table`` [G, B] are the blocks of ``size`` tokens in order; ``slots`` [G, L] are the same places token by token,
     where L may exceed what a query sees. Entries beyond a sequence's end may be any valid block or slot.
     """

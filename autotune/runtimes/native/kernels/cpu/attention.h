@@ -4,12 +4,14 @@
 typedef struct {
     int64_t kind, width; /* FP32, BF16 or INT8 (with `scale`); floats in a row */
     const char *rows;
-    const float *scale; /* [S] */
+    const uint16_t *scale; /* bf16 [S] */
 } Latents;
 
 INLINE void widen(const Latents *l, int64_t slot, float *to) {
     const char *row = l->rows + slot * row_bytes((int)l->kind, l->width);
-    float scale = l->kind == INT8 ? l->scale[slot] : 1.f;
+    uint32_t bits = l->kind == INT8 ? (uint32_t)l->scale[slot] << 16 : 0x3f800000; /* 1.f without one */
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
     for (int64_t i = 0; i < l->width; i += LANES)
         store(to + i, (l->kind == FP32   ? load_weight(FP32, row, i)
                        : l->kind == BF16 ? load_weight(BF16, row, i)

@@ -26,7 +26,7 @@ def latents(dtype: torch.dtype, sequences: int, length: int, width: int) -> Late
     blocks = -(-length // SIZE)
     table = torch.randperm(sequences * blocks + 3)[: sequences * blocks].view(sequences, blocks)
     rows = torch.randn((sequences * blocks + 3) * SIZE, width)
-    scale = torch.rand(len(rows), 1) / 50 if dtype is torch.int8 else torch.zeros(0, 1)
+    scale = torch.rand(len(rows) if dtype is torch.int8 else 0, 1).bfloat16() / 50
     rows = (rows * 40).clamp(-127, 127).round().to(dtype) if dtype is torch.int8 else rows.to(dtype)
     slots = (table[:, :, None] * SIZE + torch.arange(SIZE)).flatten(1)[:, :length]
     return Latents(rows, scale, table, SIZE, slots)
