@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from autotune import loadgen
 from autotune.metrics import Timeline, derive
@@ -19,6 +19,21 @@ from search_spaces import Config, Space
 
 FAILED_LIMIT = 0.05
 """Share of failed requests above which a trial's figures mean nothing (they bend throughput and latency alike)."""
+
+
+class Measuring(Protocol):
+    """What a study needs of whatever measures its configurations: a `Bench`, or a `kernel_bench.KernelBench`."""
+
+    @property
+    def space(self) -> Space: ...
+
+    @property
+    def quality(self) -> Quality | None: ...
+
+    @property
+    def gate(self) -> Gate: ...
+
+    def measure(self, config: Config, seed: int, name: str = "trial") -> Outcome: ...
 
 
 @dataclass(frozen=True, slots=True)

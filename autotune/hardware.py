@@ -6,6 +6,7 @@ tell is None, which means unknown and never equals another machine's.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import math
@@ -24,6 +25,9 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"
 """CPU features that change which kernels run."""
 GIB = 1 << 30
 TIMEOUT_S = 20.0
+GPU_CACHE = 128 << 20
+"""No GPU so far has a larger second-level cache, and `nvidia-smi` does not tell."""
+USUAL_CACHE = 32 << 20
 
 Ask = Callable[[Sequence[str]], str]
 
@@ -67,6 +71,15 @@ def probe() -> Probe:
         return Probe("cpu", cpu, ("nvidia-smi shows no usable GPU; this counts as a machine without one",), described)
     facts, notes = found
     return Probe("gpu", facts, notes, {**described, **{k: cpu[k] for k in ("cpu_model", "cores")}})
+
+
+def cache_bytes(kind: str) -> int:
+    """Bytes of the last-level cache of a machine of ``kind``: read from the system for a CPU, else an upper bound."""
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(file.read_text().strip().removesuffix("K")) << 10)
+    return GPU_CACHE if kind == "gpu" else max(sizes, default=USUAL_CACHE)
 
 
 def probe_gpus(ask: Ask, visible: str | None) -> tuple[dict[str, Any], tuple[str, ...]] | None:

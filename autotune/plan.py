@@ -20,11 +20,14 @@ class PlanError(ValueError):
 class Plan:
     """One search. ``model`` empty means the reference model in the package; ``db`` empty the platform's data folder.
 
-    ``max_kl`` is nats a token and ``max_perplexity`` a factor, both against the full-width model; ``deadline`` is
-    seconds for one workload run; ``quality_tokens`` is the length of the held-out text; ``knobs`` pins or limits
-    knobs of the space: ``{name: (allowed values…)}``.
+    ``target`` is ``engine``, or ``kernels``: then ``budget`` is each operator's, and ``only`` keeps those whose name
+    contains it. ``max_kl`` is nats a token and ``max_perplexity`` a factor, both against the full-width model;
+    ``deadline`` is seconds for one workload run; ``quality_tokens`` is the length of the held-out text; ``knobs`` pins
+    or limits knobs of the space: ``{name: (allowed values…)}``.
     """
 
+    target: str = "engine"
+    only: str = ""
     engine: str = "native"
     model: str = ""
     workload: str = "task"
@@ -42,6 +45,7 @@ class Plan:
     origin: Mapping[str, str] = field(default_factory=dict)
 
 
+TARGETS = ("engine", "kernels")
 KEYS = tuple(f.name for f in fields(Plan) if f.name not in ("knobs", "origin"))
 LIMITS: Mapping[str, tuple[float, float]] = {
     "budget": (1, 1_000_000),
@@ -108,6 +112,8 @@ def _typed(key: str, value: Any, where: str) -> Any:
         raise PlanError(f"{where}: {key} wants a whole number, not {value!r}")
     if wanted is str and not isinstance(value, str):
         raise PlanError(f"{where}: {key} wants text, not {value!r}")
+    if key == "target" and typed not in TARGETS:
+        raise PlanError(f"{where}: target wants {' or '.join(TARGETS)}, not {value!r}")
     if key in LIMITS and not LIMITS[key][0] <= typed <= LIMITS[key][1]:
         low, high = LIMITS[key]
         raise PlanError(f"{where}: {key} must lie between {low:g} and {high:g}, not {value}")

@@ -17,6 +17,7 @@ from autotune.objective import Objective
 from autotune.plan import Plan
 from autotune.quality import Gate, Quality
 from autotune.runtimes.base import Runtime
+from autotune.runtimes.native.kernels.tuning import Entries
 from autotune.workload import Workload, load_workload
 from search_spaces import Space, SpaceError, load
 from tuning_db import Hardware, Reference, Scenario, Store
@@ -46,8 +47,11 @@ def reference_model() -> Path:
     return Path(str(resources.files("autotune") / "data" / "reference"))
 
 
-def prepare(plan: Plan) -> Setting:
-    """Probe the machine, read the model, narrow the space. Raises the one-line errors of each part."""
+def prepare(plan: Plan, kernels: Entries | None = None) -> Setting:
+    """Probe the machine, read the model, narrow the space; ``kernels`` are what was tuned for engines here.
+
+    Raises the one-line errors of each part.
+    """
     folder = Path(plan.model) if plan.model else reference_model()
     facts = models.facts(folder)
     workload = load_workload(plan.workload)
@@ -55,7 +59,7 @@ def prepare(plan: Plan) -> Setting:
     tokens = read_tokens(folder, facts.vocab)
     cut = int(len(tokens) * PROMPT_SHARE)
     heldout = tokens[cut : cut + plan.quality_tokens]
-    runtime = _runtime(plan.engine, folder)
+    runtime = _runtime(plan.engine, folder, kernels)
     whole = load(plan.engine).narrow(
         {
             **runtime.capabilities(),
@@ -111,11 +115,11 @@ def _usual_objective(workload: Workload) -> str:
     return "tasks_per_min" if workload.kind == "task" else "output_tok_s"
 
 
-def _runtime(engine: str, folder: Path) -> Runtime:
+def _runtime(engine: str, folder: Path, kernels: Entries | None) -> Runtime:
     load(engine)
     from autotune.runtimes.native import NativeRuntime
 
-    return NativeRuntime(folder)
+    return NativeRuntime(folder, kernels=kernels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune import __version__, stats
-from autotune.bench import Bench
+from autotune.bench import Measuring
 from autotune.objective import Objective
 from autotune.outcome import EngineError, Outcome, Status
 from autotune.sampler import Sampler
 from search_spaces import Config
-from tuning_db import Sample, Store, Trial, host_digest, new_id
+from tuning_db import Sample, Scenario, Store, Trial, host_digest, new_id
 
 FREE_LIMIT = 20
 """Endings in a row that say nothing about a configuration (port taken, device busy) before the study gives up."""
@@ -56,7 +56,7 @@ class Result:
 class Tuner:
     """Runs one study on one bench against one store."""
 
-    def __init__(self, study: Study, bench: Bench, store: Store) -> None:
+    def __init__(self, study: Study, bench: Measuring, store: Store) -> None:
         self.study, self.bench, self.store = study, bench, store
         self.space = bench.space
 
@@ -263,6 +263,23 @@ def decide_rows(rows: Sequence[Trial], default: Config, name: str, objective: Ob
     if winner is None:
         raise TuneError("the confirming runs of the default or of every finalist failed; `autotune query` shows why", 3)
     return Result(winner, Config(configs[winner.config_key]), default, name, used)
+
+
+def decided(trials: Sequence[Trial], scenario: Scenario) -> Iterator[Result]:
+    """The decisions of all rounds among confirming trials that have the two paired blocks an interval needs."""
+    objective = Objective(str(scenario.objective["metric"]))
+    counted = [trial for trial in trials if trial.counted]
+    for name in dict.fromkeys(trial.provenance.get("round") for trial in counted):
+        round_ = [trial for trial in counted if trial.provenance.get("round") == name]
+        default = next((t for t in round_ if t.config_key == t.provenance.get("default")), None)
+        if default is None or not isinstance(name, str):
+            continue
+        try:
+            result = decide_rows(round_, Config(default.config), name, objective)
+        except TuneError:
+            continue
+        if result.winner.ratio.n > 1:
+            yield result
 
 
 def _samples(trial_id: str, outcome: Outcome) -> list[Sample]:

@@ -18,9 +18,9 @@ SOURCES = sorted(
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("effects",),
+    ("effects", "kernel_search"),
     ("setting", "tune", "report", "exporters"),
-    ("plan", "sampler", "pool", "bench"),
+    ("plan", "sampler", "pool", "bench", "kernel_bench"),
     ("quality", "loadgen", "stats"),
     ("runtimes",),
     ("objective", "outcome"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,7 @@ from autotune.cli import output
 if TYPE_CHECKING:
     from autotune.exporters import Export
     from autotune.runtimes.native.llm import LLM
-    from autotune.tune import Result
-    from tuning_db import Scenario, Store, Trial
+    from tuning_db import Scenario, Store
 
 EXPORT_EPILOG = """\b
 Takes the latest confirmed search of this hardware that fits the options.
@@ -54,7 +55,7 @@ def latest(store: Store, folder: Path, only: Mapping[str, str | None]) -> Export
     """The export of the latest decided confirmation of the model in ``folder``. Raises TuneError(code 3)."""
     from autotune import model as models
     from autotune.exporters.gather import gather, plain
-    from autotune.tune import TuneError
+    from autotune.tune import TuneError, decided
 
     identity = plain(models.facts(folder).identity())
     fitting = _fitting(store.scenarios(), only)
@@ -67,28 +68,14 @@ def latest(store: Store, folder: Path, only: Mapping[str, str | None]) -> Export
     if not rounds:
         raise TuneError(_nothing(fitting, bool(mine), identity, folder, only), 3)
     _, result, scenario = max(rounds, key=lambda row: row[0])
-    return gather(result.winner, result.default.key, result.trials, scenario, folder.resolve())
-
-
-def decided(trials: list[Trial], scenario: Scenario) -> Iterator[Result]:
-    """The decisions of all rounds among confirming trials that have the two paired blocks an interval needs."""
-    from autotune.objective import Objective
-    from autotune.tune import TuneError, decide_rows
-    from search_spaces import Config
-
-    objective = Objective(str(scenario.objective["metric"]))
-    counted = [trial for trial in trials if trial.counted]
-    for name in dict.fromkeys(trial.provenance.get("round") for trial in counted):
-        round_ = [trial for trial in counted if trial.provenance.get("round") == name]
-        default = next((t for t in round_ if t.config_key == t.provenance.get("default")), None)
-        if default is None or not isinstance(name, str):
-            continue
-        try:
-            result = decide_rows(round_, Config(default.config), name, objective)
-        except TuneError:
-            continue
-        if result.winner.ratio.n > 1:
-            yield result
+    found = gather(result.winner, result.default.key, result.trials, scenario, folder.resolve())
+    table = scenario.engine_build.get("kernels")
+    if table is None:
+        return found
+    kept = store.reference(str(table))
+    if kept is None:
+        raise TuneError(f"the tuned kernels {table} of this search are not in the database; search again", 3)
+    return replace(found, kernels=json.loads(kept.blob))
 
 
 def _fitting(scenarios: list[Scenario], only: Mapping[str, str | None]) -> list[Scenario]:
@@ -99,7 +86,8 @@ def _fitting(scenarios: list[Scenario], only: Mapping[str, str | None]) -> list[
     def fits(scenario: Scenario) -> bool:
         machine = scenario.hardware
         return (
-            (machine.key.startswith(key) or (bool(wanted) and key.lower() in machine.label.lower()))
+            not scenario.engine.startswith("kernels/")
+            and (machine.key.startswith(key) or (bool(wanted) and key.lower() in machine.label.lower()))
             and only.get("engine") in (None, scenario.engine)
             and only.get("objective") in (None, scenario.objective.get("metric"))
             and name in (None, scenario.workload.get("name"))
@@ -191,6 +179,7 @@ Example: autotune serve best.json --port 8000
 @click.option("--model", type=click.Path(path_type=Path), help="Checkpoint folder. [default: the one in FILE]")
 @click.option("--engine", type=click.Choice(["native"]), default="native", show_default=True, help="Engine to run.")
 @click.option("--set", "pairs", multiple=True, metavar="KNOB=VALUE", help="One knob of the configuration; repeat.")
+@click.option("--kernels", "table", help="Tuned kernels to use: a JSON file, or its text. [default: none]")
 @click.option("--name", help="The model's name to clients. [default: its folder's]")
 @click.option("--drain", type=click.FloatRange(min=0), default=30.0, show_default=True,
               help="Seconds that running requests may take to end.")  # fmt: skip
@@ -200,20 +189,21 @@ def serve(
     port: int,
     model: Path | None,
     pairs: tuple[str, ...],
+    table: str | None,
     name: str | None,
     drain: float,
     **only: str,
 ) -> None:
     """Serve a configuration: /v1/completions, /v1/models, /v1/config, /health and /metrics."""
-    if file is not None and pairs:
-        raise click.UsageError("--set changes a configuration that FILE already gives; use one of them")
+    if file is not None and (pairs or table):
+        raise click.UsageError("--set and --kernels change what FILE already gives; use one of them")
     if file is None and model is None:
         raise click.UsageError("give the FILE of an export, or --model FOLDER")
     with _clear_errors():
         from autotune.exporters.shell import ENVIRONMENT
 
         os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT[only["engine"]].items()})
-        _serve(host, port, lambda: _open(file, model, pairs), name, drain)
+        _serve(host, port, lambda: _open(file, model, pairs, table), name, drain)
 
 
 def _serve(host: str, port: int, load: Any, name: str | None, drain: float) -> None:
@@ -237,7 +227,7 @@ def _serve(host: str, port: int, load: Any, name: str | None, drain: float) -> N
         output.fail("the engine failed while serving; see above", 1)
 
 
-def _open(file: Path | None, model: Path | None, pairs: tuple[str, ...]) -> LLM:
+def _open(file: Path | None, model: Path | None, pairs: tuple[str, ...], table: str | None) -> LLM:
     if file is not None:
         from autotune.exporters.native import load_export
 
@@ -245,7 +235,20 @@ def _open(file: Path | None, model: Path | None, pairs: tuple[str, ...]) -> LLM:
     from autotune.runtimes.native.llm import LLM
 
     assert model is not None
-    return LLM(model, chosen("native", pairs))
+    return LLM(model, chosen("native", pairs), _kernels(table) if table else None)
+
+
+def _kernels(table: str) -> dict[str, dict[str, Any]]:
+    """The tuned kernels in a JSON file, or in its text. Raises ExportError."""
+    from autotune.exporters import ExportError
+    from autotune.exporters.json_file import kernels
+
+    try:
+        return kernels(json.loads(table if table.lstrip().startswith("{") else Path(table).read_bytes()))
+    except OSError as error:
+        raise ExportError(f"cannot read --kernels {table}: {error.strerror}") from None
+    except ValueError as error:
+        raise ExportError(f"--kernels is no table of tuned kernels: {error}") from None
 
 
 def chosen(engine: str, pairs: tuple[str, ...]) -> dict[str, Any]:

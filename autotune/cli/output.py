@@ -55,7 +55,8 @@ def cell(value: Any, name: str = "") -> str:
     if isinstance(value, float) or (isinstance(value, int) and name.endswith("bytes")):
         from autotune.metrics import METRICS
 
-        unit = METRICS[name].unit if name in METRICS else "B" if name.endswith("bytes") else ""
+        known = {"bytes": "B", "s": "s"}.get(name.rpartition("_")[2], "")
+        unit = METRICS[name].unit if name in METRICS else known
         return quantity(float(value), unit)
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False)

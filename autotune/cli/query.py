@@ -9,7 +9,7 @@ import click
 from autotune.cli import output
 
 BASE = ("id", "stage", "status", "engine", "model", "hardware", "workload")
-USUAL = ("tasks_per_min", "output_tok_s", "ttft_p50", "kl_mean", "weight_bytes")
+USUAL = ("tasks_per_min", "output_tok_s", "ttft_p50", "kl_mean", "weight_bytes", "op_s")
 db_option = click.option(
     "--db", envvar="AUTOTUNE_DB", help="SQLite file or database URL. [default: the platform's data folder]"
 )

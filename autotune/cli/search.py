@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autotune.plan import Plan
     from autotune.setting import Setting
     from autotune.tune import Result, Tuner
-    from tuning_db import Trial
+    from tuning_db import Store, Trial
 
 EPILOG = """\b
 The same command resumes an interrupted search and ends at exactly the budget.
@@ -31,7 +31,19 @@ Example: autotune search --budget 200 --workload task
 
 
 @click.command(epilog=EPILOG)
-@click.option("--budget", type=int, help="Counted search trials in all, over every run of this command. [default: 200]")
+@click.option(
+    "--target",
+    type=click.Choice(["engine", "kernels"]),
+    help="What to tune: the engine's knobs, or the "
+    "meta-parameters of its kernels, operator by operator. [default: engine]",
+)
+@click.option("--only", metavar="TEXT", help="Only the kernels whose name contains this, such as int8 or 512x256/1.")
+@click.option(
+    "--budget",
+    type=int,
+    help="Counted search trials in all, over every run of this command; with --target "
+    "kernels for each operator. [default: 200, kernels 24]",
+)
 @click.option("--model", help="Checkpoint folder. [default: the reference model in the package]")
 @click.option("--engine", help="Engine to tune. [default: native]")
 @click.option("--workload", help="chat, long, shared, task, or a TOML file. [default: task]")
@@ -40,8 +52,8 @@ Example: autotune search --budget 200 --workload task
     "--max-kl", type=float, help="Quality gate: mean KL to the full-width model, nats a token. [default: 0.02]"
 )
 @click.option("--max-perplexity", type=float, help="Quality gate: perplexity factor to it. [default: 1.01]")
-@click.option("--finalists", type=int, help="Configurations re-measured against the default. [default: 5]")
-@click.option("--blocks", type=int, help="Interleaved blocks of that re-measurement. [default: 7]")
+@click.option("--finalists", type=int, help="Configurations re-measured against the default. [default: 5, kernels 2]")
+@click.option("--blocks", type=int, help="Interleaved blocks of that re-measurement. [default: 7, kernels 5]")
 @click.option("--seed", type=int, help="Seed of prompts and sampler. [default: 0]")
 @click.option("--db", help="SQLite file or database URL. [default: the platform's data folder]")
 @click.option(
@@ -58,6 +70,13 @@ def search(file: Path | None, dry_run: bool, form: str, **flags: Any) -> None:
         from autotune.setting import prepare
 
         plan = resolve(flags, os.environ, file)
+        if plan.target == "kernels":
+            from autotune.cli import kernels
+
+            kernels.show_plan(plan) if dry_run else kernels.run(plan, form)
+            return
+        if plan.only:
+            raise click.UsageError("--only names kernels; give --target kernels too")
         if dry_run:
             _show_plan(prepare(plan))
             return
@@ -73,17 +92,26 @@ def _run(plan: Plan, form: str) -> None:
 
 @contextmanager
 def study_of(plan: Plan) -> Iterator[tuple[Tuner, Setting]]:
-    """A plan's tuner, alone on this machine, with the database open and signals turned into a clean ending."""
+    """A plan's tuner, on an engine with whatever kernels were tuned here; see `measuring`."""
+    from autotune import kernel_search
     from autotune.setting import make_bench, prepare
     from autotune.tune import Study, Tuner
+
+    with measuring(plan) as store:
+        setting = prepare(plan, kernel_search.tuned(plan, store))
+        key = store.ensure(setting.scenario)
+        study = Study(key, setting.objective, plan.budget, plan.seed, plan.finalists, plan.blocks)
+        yield Tuner(study, make_bench(setting, store, log_folder(key)), store), setting
+
+
+@contextmanager
+def measuring(plan: Plan) -> Iterator[Store]:
+    """The plan's database, with this process alone on the machine and signals turned into a clean ending."""
     from tuning_db import open_store
 
     with _interruptible() as stopped, open_store(plan.db or None) as store, _alone():
         try:
-            setting = prepare(plan)
-            key = store.ensure(setting.scenario)
-            study = Study(key, setting.objective, plan.budget, plan.seed, plan.finalists, plan.blocks)
-            yield Tuner(study, make_bench(setting, store, _log_folder(key)), store), setting
+            yield store
         except KeyboardInterrupt:
             output.note(
                 f"\ninterrupted ({stopped()}); every finished trial is kept. The same command goes on from here."
@@ -224,6 +252,9 @@ def _announce(setting: Setting, url: str) -> None:
         f"workload {setting.workload.name}, objective {setting.objective.metric}"
     )
     output.note(f"{len(space.free())} free knobs, at most {space.size():,} configurations; database {url}")
+    table = setting.scenario.engine_build.get("kernels")
+    if table is not None:
+        output.note(f"the engine runs with tuned kernels ({table}); their table is part of its build")
 
 
 def _show_plan(setting: Setting) -> None:
@@ -238,7 +269,8 @@ def _show_plan(setting: Setting) -> None:
     click.echo("\ncommand of the default:\n  " + " ".join(setting.runtime.command(space.default())))
 
 
-def _log_folder(scenario_key: str) -> Path:
+def log_folder(scenario_key: str) -> Path:
+    """Where the engine's logs of a scenario go."""
     import platformdirs
 
     folder = Path(platformdirs.user_log_dir("autotune")) / scenario_key[3:11]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +42,8 @@ class Export:
     """One configuration to deploy, for which model and machine it was chosen, and why.
 
     ``model`` is the checkpoint's identity as the database knows it (name, shape, digests) and ``folder`` is where it
-    lay; ``hardware`` has ``key``, ``label``, ``kind`` and ``facts``; ``effective`` is what the engine said it ran.
+    lay; ``hardware`` has ``key``, ``label``, ``kind`` and ``facts``; ``effective`` is what the engine said it ran;
+    ``kernels`` are the tuned kernels that it ran with, by operator.
     """
 
     engine: str
@@ -56,6 +57,7 @@ class Export:
     effective: Mapping[str, Any]
     evidence: Evidence
     autotune: str
+    kernels: Mapping[str, Any] = field(default_factory=dict)
 
     def at(self, folder: Path) -> Export:
         """The same export for a checkpoint that lies in another folder."""

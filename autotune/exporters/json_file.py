@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.exporters.base import Evidence, Export, ExportError
+from autotune.runtimes.native.kernels.tuning import Table
 from autotune.stats import Interval, Verdict
-from search_spaces import SpaceError, load
+from search_spaces import Space, SpaceError, load
+from search_spaces.kernels import SPACES
 
 FORMAT = "autotune-export/1"
 LARGEST = 4 << 20
@@ -71,9 +73,30 @@ def parse(data: bytes, where: str) -> Export:
         raise ExportError(f"{where} is {kind}: format is {found!r}, this version reads {FORMAT!r}; {_AGAIN}")
     parts = reader.typed(document, _EXPORT, "")
     parts["evidence"] = reader.evidence(parts["evidence"])
+    try:
+        parts["kernels"] = kernels(parts["kernels"])
+    except ValueError as error:
+        reader.fail(f"'kernels': {error}")
     export = Export(**parts)
     reader.config(export)
     return export
+
+
+def kernels(table: Any) -> dict[str, dict[str, Any]]:
+    """``table`` if it is one of tuned kernels: known operators, and meta-parameters that a backend has. ValueError."""
+    if not isinstance(table, dict) or not all(isinstance(choice, dict) for choice in table.values()):
+        raise ValueError("a table of tables is wanted, one for each operator")
+    for key, choice in Table(table).entries.items():
+        if not any(_has(space, choice) for space in SPACES.values()):
+            raise ValueError(f"{key} has settings that no kernel takes: {json.dumps(choice)[:80]}")
+    return table
+
+
+def _has(space: Space, choice: Mapping[str, Any]) -> bool:
+    try:
+        return dict(space.complete(choice)) == dict(choice)
+    except SpaceError:
+        return False
 
 
 class _Reader:

@@ -34,7 +34,7 @@ def launch(export: Export, model: str | Path | None = None) -> LLM:
     folder = check_model(export, Path(model) if model is not None else Path(export.folder))
     from autotune.runtimes.native.llm import LLM
 
-    llm = LLM(folder, export.config)
+    llm = LLM(folder, export.config, export.kernels)
     try:
         check_effective(export, llm.effective())
     except BaseException:

@@ -20,7 +20,7 @@ class Shell:
 
     def render(self, export: Export) -> dict[str, str]:
         """See `Exporter`. Raises ExportError for a NUL character, which no command line can hold."""
-        words = serve_command(export.folder, export.config, export.engine)
+        words = serve_command(export.folder, export.config, export.engine, export.kernels)
         if any("\0" in word for word in words):
             raise ExportError("a shell script cannot hold the NUL character in this export; use --to json")
         pairs = zip(words[2::2], words[3::2], strict=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.runtimes.native.attention import LatentAttention
+from autotune.runtimes.native.kernels import tuning
 from autotune.runtimes.native.model import Decoder, LinearAttention
 from autotune.runtimes.native.moe import MLP
 from autotune.runtimes.native.quant.bias import Biased
@@ -92,6 +93,7 @@ def effective(engine: Engine) -> dict[str, Any]:
         "kernel_backends": dict(engine.kernels.backends),
         "kernel_refusals": dict(engine.kernels.refusals),
         "bits_stored": _stored(decoder),
+        "kernel_tuning": dict(sorted(tuning.current().said.items())),
     }
     return config
 

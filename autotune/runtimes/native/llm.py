@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from autotune.runtimes.base import Score
+from autotune.runtimes.native.kernels import tuning
 from autotune.runtimes.native.text import Growing, Text
 from search_spaces import Value, load
 
@@ -79,8 +80,12 @@ class Sampling:
 class LLM:
     """A checkpoint under one configuration. A context manager; threads may share it, one step at a time."""
 
-    def __init__(self, model: str | Path, config: Mapping[str, Value] | None = None) -> None:
+    def __init__(
+        self, model: str | Path, config: Mapping[str, Value] | None = None, kernels: tuning.Entries | None = None
+    ) -> None:
         """Load ``model``; knobs that ``config`` leaves out take the space's defaults.
+
+        ``kernels`` is a tuned table; it is the whole process's until another LLM is made.
 
         Raises SpaceError for a knob or value that the engine does not have, and the engine's own one-line errors.
         """
@@ -89,6 +94,7 @@ class LLM:
         self.folder = Path(model)
         self.config = load("native").complete(config or {})
         self.text = Text(self.folder)
+        tuning.use(kernels or {})
         self._engine: Stepping | None = Engine(self.folder, self.config)
         self._lock = threading.Lock()
         self._waiting: dict[int, deque[tuple[Sequence[int], str | None]]] = {}

@@ -16,6 +16,7 @@ from typing import Any
 
 from autotune.outcome import EngineError, Status
 from autotune.runtimes.base import Chunk, Generation, RequestError, Score
+from autotune.runtimes.native.kernels import tuning
 from autotune.runtimes.native.zygote import Child, died, zygote
 from search_spaces import Config, Value
 
@@ -26,27 +27,30 @@ TAIL = 2000
 
 
 class NativeRuntime:
-    """Launches `engine.Engine` on one checkpoint folder."""
+    """Launches `engine.Engine` on one checkpoint folder, its kernels as in the tuned table ``kernels``."""
 
     name = "native"
 
-    def __init__(self, folder: Path, launch_seconds: float = LAUNCH_SECONDS) -> None:
-        self.folder, self.launch_seconds = folder, launch_seconds
+    def __init__(
+        self, folder: Path, launch_seconds: float = LAUNCH_SECONDS, kernels: tuning.Entries | None = None
+    ) -> None:
+        self.folder, self.launch_seconds, self.kernels = folder, launch_seconds, dict(kernels or {})
 
     def version(self) -> Mapping[str, str]:
-        """The engine's own source digest, and the torch that multiplies."""
+        """The engine's own source digest, the torch that multiplies, and the digest of tuned kernels if there are."""
         digest = hashlib.sha256()
         for path in sorted(Path(__file__).parent.rglob("*")):
             if path.suffix in (".py", ".c", ".h"):
                 digest.update(path.read_bytes())
-        return {"source": digest.hexdigest()[:16], "torch": metadata.version("torch")}
+        found = {"source": digest.hexdigest()[:16], "torch": metadata.version("torch")}
+        return found | ({"kernels": tuning.digest(self.kernels)} if self.kernels else {})
 
     def capabilities(self) -> Mapping[str, Any]:
         return self._probed
 
     @cached_property
     def _probed(self) -> Mapping[str, Any]:
-        child = zygote().spawn(Path(os.devnull), self.folder, {})
+        child = zygote().spawn(Path(os.devnull), "autotune.runtimes.native.worker:probed")
         try:
             found: Mapping[str, Any] = _receive(child, time.monotonic() + 120)[1]
             return found
@@ -54,12 +58,14 @@ class NativeRuntime:
             child.end()
 
     def command(self, config: Config) -> list[str]:
-        return serve_command(str(self.folder), config)
+        return serve_command(str(self.folder), config, kernels=self.kernels)
 
     @contextmanager
     def launch(self, config: Config, log: Path) -> Iterator[NativeEndpoint]:
         log.parent.mkdir(parents=True, exist_ok=True)
-        child = zygote().spawn(log, self.folder, dict(config))
+        child = zygote().spawn(
+            log, "autotune.runtimes.native.worker:run", self.folder, dict(config), self.kernels
+        )  # fmt: skip
         endpoint = NativeEndpoint(child, log)
         try:
             endpoint.start(self.launch_seconds)
@@ -68,11 +74,15 @@ class NativeRuntime:
             child.end()
 
 
-def serve_command(folder: str, config: Mapping[str, Value], engine: str = "native") -> list[str]:
+def serve_command(
+    folder: str, config: Mapping[str, Value], engine: str = "native", kernels: tuning.Entries | None = None
+) -> list[str]:
     """The argv that serves exactly this configuration outside the tuner."""
     words = ["autotune", "serve", "--engine", engine, "--model", folder]
     for name, value in sorted(config.items()):
         words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    if kernels:
+        words += ["--kernels", json.dumps(kernels, sort_keys=True)]
     return words
 
 

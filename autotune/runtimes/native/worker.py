@@ -13,6 +13,7 @@ from autotune.outcome import Status
 from autotune.runtimes.native.capture import GraphError
 from autotune.runtimes.native.config import CheckpointError
 from autotune.runtimes.native.engine import Engine
+from autotune.runtimes.native.kernels import tuning
 from autotune.runtimes.native.layout import Layout
 from autotune.runtimes.native.probe import probe
 from search_spaces import SpaceError
@@ -20,12 +21,15 @@ from search_spaces import SpaceError
 MEMORY_WORDS = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 
 
-def run(pipe: Connection, folder: Path, config: Mapping[str, Any]) -> None:
-    """Serve one launch. An empty ``config`` asks only what this machine can run."""
-    if not config:
-        pipe.send(("ready", probe()))
-        return
+def probed(pipe: Connection) -> None:
+    """Say what this machine can run."""
+    pipe.send(("ready", probe()))
+
+
+def run(pipe: Connection, folder: Path, config: Mapping[str, Any], kernels: tuning.Entries) -> None:
+    """Serve one launch with this table of tuned kernels."""
     try:
+        tuning.use(kernels)
         layout = Layout.of(config)
         if layout.world > 1:
             from autotune.runtimes.native import ranks

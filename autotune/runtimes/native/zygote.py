@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import subprocess
@@ -74,11 +75,11 @@ class Zygote:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def spawn(self, log: Path, folder: Path, config: dict[str, Any]) -> Child:
-        """Fork a child that runs `worker.run` with its output in ``log``."""
+    def spawn(self, log: Path, run: str, *args: Any) -> Child:
+        """Fork a child that calls ``run`` (``module:function``) with its pipe and ``args``, its output in ``log``."""
         ours, theirs = Pipe()
         with self._lock:
-            self._control.send(("spawn", str(log), str(folder), config))
+            self._control.send(("spawn", str(log), run, args))
             reduction.send_handle(self._control, theirs.fileno(), self._process.pid)
             pid = self._control.recv()
         theirs.close()
@@ -119,7 +120,7 @@ def main() -> None:
     control = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # a killed child's own ranks become ours to wait for
-    from autotune.runtimes.native import graphs, worker
+    from autotune.runtimes.native import graphs, worker  # noqa: F401
 
     graphs.preload()
 
@@ -134,7 +135,8 @@ def main() -> None:
             if pid == 0:
                 control.close()
                 _become(order[1])
-                worker.run(Connection(handle), Path(order[2]), order[3])
+                module, _, name = order[2].partition(":")
+                getattr(importlib.import_module(module), name)(Connection(handle), *order[3])
                 os._exit(0)
             os.close(handle)
             control.send(pid)

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autotune.cli import main
-from autotune.cli.export import chosen, decided
+from autotune.cli.export import chosen
 from autotune.exporters.json_file import read
+from autotune.tune import decided
 from search_spaces import Config, SpaceError, load
 from tuning_db import Hardware, Scenario, Store, Trial, new_id, open_store
 

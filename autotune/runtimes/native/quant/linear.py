@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune.runtimes.native.kernels import tuning
 from autotune.runtimes.native.kernels.cpu import library as cpu
 
 FEW_ROWS = {
@@ -35,28 +36,62 @@ class Linear(Protocol):
 class Stored:
     """A weight kept row by row as ``data``; what few rows multiply through our own kernels and many through torch.
 
-    ``compute`` is the type of the product of many rows, fp32 or bf16; few rows always keep fp32 activations.
+    ``compute`` is the type of the product of many rows, fp32 or bf16; few rows always keep fp32 activations. How many
+    are few, and how the kernel is built, is tuned.
     """
 
     def __init__(self, kernel: str, compute: str, shape: tuple[int, int], parts: tuple[Tensor, ...], group: int = 0):
         self.kernel, self.compute, self.shape, self.parts, self.group = kernel, compute, shape, parts, group
         self.data = parts[0]
         self.nbytes = sum(part.nbytes for part in parts)
-        whole = shape[1] % cpu.LANES == 0 and not self.data.is_cuda
-        self._library = cpu.library() if whole else None
-        self.few = FEW_ROWS[kernel, compute] if self._library is not None else 0
+        self._whole = shape[1] % cpu.LANES == 0 and not self.data.is_cuda
         self._threads = torch.get_num_threads()
         self.weight = cpu.Weight(cpu.KINDS[kernel], *shape, group, self.data.data_ptr(), parts[-1].data_ptr())
         self._at = ctypes.addressof(self.weight)
+        self.tune()
+
+    @property
+    def dtype(self) -> str:
+        """Its type in the words of `tuning.Operator`."""
+        storage = f"{self.kernel}g{self.group}" if self.group else self.kernel
+        return storage if storage == self.compute else f"{storage}-{self.compute}"
+
+    @property
+    def _usual(self) -> int:
+        """Few rows where nothing is tuned."""
+        return FEW_ROWS[self.kernel, self.compute] if self._whole and cpu.library() is not None else 0
+
+    def tune(self) -> None:
+        """Take the meta-parameters of this process's table, for every product from now on."""
+        choices = tuning.current().by_rows("linear", self.dtype, *self.shape) if self._usual else {}
+        builds = tuning.packed_rows(choices, self._usual) if self._usual else []
+        self.few = max((last for last, _ in builds), default=0)
+        self._library = cpu.library() if self._usual else None
+        self._builds = [(last, self._built(choice)) for last, choice in builds]
+
+    def _built(self, choice: tuning.Choice) -> ctypes.CDLL:
+        """The kernels as ``choice`` wants them built; untuned settings keep their defaults."""
+        settings = {name: int(choice[name]) for name in ("block", "ahead") if name in choice}
+        found = cpu.library(**settings)
+        if found is None:
+            raise RuntimeError(f"{cpu.compiler()} cannot compile the kernels with {settings}")
+        return found
+
+    def tunable(self, rows: int) -> dict[str, Any]:
+        """What `search_spaces.kernels.kernel_space` needs to know of products of ``rows`` rows."""
+        if not self._usual:
+            refused = {"path=packed": cpu.refusal() or f"the C kernels take multiples of {cpu.LANES} inputs"}
+            return {"backend": "cpu", "facts": {"compiled": False, "refused": refused}}
+        return {"backend": "cpu", "defaults": {"path": "packed" if rows <= self._usual else "dense"}}
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        if rows > self.few:
-            return self._many(x)
-        assert self._library is not None
-        x, out = x.contiguous(), torch.empty(rows, self.shape[0])
-        self._library.linear(self._at, x.data_ptr(), rows, out.data_ptr(), self._threads)
-        return out
+        for last, library in self._builds:
+            if rows <= last:
+                x, out = x.contiguous(), torch.empty(rows, self.shape[0])
+                library.linear(self._at, x.data_ptr(), rows, out.data_ptr(), self._threads)
+                return out
+        return self._many(x)
 
     def _many(self, x: Tensor) -> Tensor:
         if self.compute == "fp32":
@@ -109,7 +144,10 @@ class Int8Both(Int8):
 
     def __init__(self, weight: Tensor, compute: str, peak: Tensor | None = None) -> None:
         super().__init__(weight, compute, peak)
-        self.kernel, self.few = "int8_both", 0
+        self.kernel = "int8_both"
+
+    def tune(self) -> None:
+        self.few, self._library, self._builds = 0, None, []
 
     def __call__(self, x: Tensor) -> Tensor:
         scale = x.abs().amax().clamp(min=1e-12) / 127
@@ -122,7 +160,10 @@ class Int8Token(Int8):
 
     def __init__(self, weight: Tensor, compute: str, peak: Tensor | None = None) -> None:
         super().__init__(weight, compute, peak)
-        self.kernel, self.few = "int8_token", 0
+        self.kernel = "int8_token"
+
+    def tune(self) -> None:
+        self.few, self._library, self._builds = 0, None, []
 
     def __call__(self, x: Tensor) -> Tensor:
         scale = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
@@ -181,7 +222,7 @@ def make_linear(
     group: int = 64,
     activations: str = "weight_only",
     columns: slice | None = None,
-) -> Linear:
+) -> Stored:
     """Store ``weight`` [out, in] at ``bits``; shapes that a packing does not take stay at the next width up.
 
     Of the whole ``weight`` only the inputs ``columns`` are kept, with the values that the whole one would be stored at.
