@@ -151,6 +151,9 @@ def test_a_file_that_cannot_be_written_is_one_line_and_keeps_the_old(db: Path, t
 def test_set_takes_values_as_the_export_spells_them() -> None:
     words = ("attention=sparse", "bits_experts=4", "prefix_reuse=true")
     assert chosen("native", words) == {"attention": "sparse", "bits_experts": 4, "prefix_reuse": True}
+    vector = "3.experts=4,lm_head=8"
+    assert chosen("native", (f"bits_vector={vector}",)) == {"bits_vector": vector}
+    assert chosen("native", ("bits_vector=",)) == {"bits_vector": ""}
     for word in ("attention", "attention=flash", "bits_experts=4.0", "atention=sparse", "prefix_reuse=1"):
         with pytest.raises(SpaceError):
             chosen("native", (word,))

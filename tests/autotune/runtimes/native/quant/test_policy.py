@@ -14,6 +14,7 @@ from autotune.runtimes.native.cache import LatentPool
 from autotune.runtimes.native.engine import Engine
 from autotune.runtimes.native.inspect import packed, weight_bytes
 from autotune.runtimes.native.model import LinearAttention, Segment
+from autotune.runtimes.native.quant.bias import Biased
 from autotune.runtimes.native.scheduler import places
 from autotune.setting import reference_model
 from search_spaces import load
@@ -104,7 +105,7 @@ def alone(prompts: list[list[int]], run: Callable[..., list[list[int]]]) -> list
     [
         ({"token_budget": 64, "max_seqs": 16}, "decode_tokens"), ({"prefix_reuse": True}, "prefix_hits"),
         ({"max_seqs": 2, "prefix_reuse": True}, "prefix_hits"), ({"kv_tokens": 256}, "preemptions"),
-        ({"kv_tokens": 256, "prefix_reuse": True}, "preemptions"),
+        ({"kv_tokens": 256, "prefix_reuse": True}, "preemptions"), ({"graphs": "fused"}, "decode_tokens"),
     ],
 )  # fmt: skip
 def test_batching_chunking_reuse_and_preemption_change_no_token(
@@ -118,6 +119,14 @@ def test_batching_chunking_reuse_and_preemption_change_no_token(
     assert run(running, prompts, 10) == alone
     assert run(running, prompts, 10) == alone
     assert running.counters()[counter] > 0
+
+
+def test_both_copies_are_compensated_when_that_is_asked_for() -> None:
+    short, long = engine(FOUR, 8, bits_compensation="bias").lengths.decoders
+    pairs = list(zip(packed(short), packed(long), strict=True))
+    assert all(isinstance(a, Biased) == isinstance(b, Biased) == (key != "0.dense") for (key, a), (_, b) in pairs)
+    apart = [(a, b) for (_, a), (_, b) in pairs if a is not b]
+    assert apart and all(not torch.equal(a.bias, b.bias) for a, b in apart)
 
 
 def test_the_space_offers_it_only_where_it_means_something() -> None:
