@@ -25,6 +25,8 @@ from random_checkpoint import write
 from autotune.corpus import heldout_text
 from autotune.runtimes.native.engine import Engine
 from autotune.runtimes.native.inspect import packed
+from autotune.runtimes.native.model import LinearAttention
+from autotune.runtimes.native.moe import MoE
 from autotune.setting import reference_model
 from search_spaces import load
 
@@ -114,9 +116,22 @@ def read_bandwidth(seconds: float) -> float:
 
 
 def active_bytes(running: Engine) -> float:
-    """Weight bytes that one token's decode step reads: everything but the experts it is not routed to."""
+    """Bytes that one token's decode step must read: weights, but for experts it is not routed to, and states."""
     share = running.model.num_experts_per_tok / running.model.n_routed_experts
-    return sum(w.nbytes * (share if key.endswith("experts") else 1) for key, w in packed(running.decoder))
+    total = sum(w.nbytes * (share if key.endswith("experts") else 1) for key, w in packed(running.decoder))
+    for layer in running.decoder.layers:
+        attention, mlp = layer.attention, layer.mlp
+        total += sum(args[0].nbytes for args in layer.hc)
+        total += mlp.router.nbytes if isinstance(mlp, MoE) else 0
+        if isinstance(attention, LinearAttention):
+            assert attention.pool is not None
+            total += sum(attention.parts[name].nbytes for name in ("gates", "f_b", "g_b"))
+            total += attention.pool.nbytes / len(attention.pool.state)
+        else:
+            assert attention.indexer is not None
+            total += attention.up.nbytes + attention.down.nbytes
+            total += attention.indexer.query.nbytes + attention.indexer.keys.nbytes
+    return total
 
 
 def against_bandwidth(hidden: int, rounds: int, threads: int) -> dict[str, float]:
