@@ -93,6 +93,11 @@ class Fused(Eager):
         library = cpu.library()
         if library is None:
             raise NotImplementedError(f"graphs=fused: {cpu.refusal()}")
+        sizes = {"hidden_size": config.hidden_size, "linear_attn_config.head_dim": config.linear_head_dim}
+        odd = [f"{name} {size}" for name, size in sizes.items() if size % cpu.LANES]
+        if odd or config.hc_mult > cpu.STREAMS or config.n_routed_experts > cpu.EXPERTS:
+            limits = f"multiples of {cpu.LANES}, at most {cpu.STREAMS} streams and {cpu.EXPERTS} experts"
+            raise NotImplementedError(f"graphs=fused takes {limits}; {' and '.join(odd) or 'this model has more'}")
         self._library = library
         # The first two run until `bind` knows weights and pools.
         self.kernels = {

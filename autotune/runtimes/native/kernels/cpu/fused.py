@@ -35,7 +35,7 @@ def reader(library: ctypes.CDLL, args: tuple[Any, ...]) -> Callable[[Tensor], Tr
     at, threads, run = ctypes.addressof(constants), torch.get_num_threads(), library.hyper_read
 
     def read(streams: Tensor, kept: Any = (constants, args)) -> Triple:
-        rows = len(streams)
+        streams, rows = streams.contiguous(), len(streams)
         x, post, mix = torch.empty(rows, size), torch.empty(rows, count), torch.empty(rows, count, count)
         run(at, streams.data_ptr(), rows, x.data_ptr(), post.data_ptr(), mix.data_ptr(), threads)
         return x, post, mix
@@ -123,7 +123,7 @@ class Experts:
         self._at, self._threads, self._run = ctypes.addressof(self._constants), torch.get_num_threads(), library.experts
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
+        x, out = x.contiguous(), torch.empty(x.shape)
         self._run(self._at, x.data_ptr(), len(x), out.data_ptr(), self._threads)
         return out
 
@@ -137,7 +137,7 @@ def attention(library: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
 
     def step(query: Tensor, latents: Latents, scope: Scope, scale: float) -> Tensor:
         count, _, heads, width = query.shape
-        rows, out = latents.rows, torch.empty_like(query)
+        rows, out = latents.rows, torch.empty(query.shape)
         pool = cpu.Latents(cpu.KINDS[KINDS[rows.dtype]], width, rows.data_ptr(), latents.scale.data_ptr())
         positions, query = scope.positions.flatten().contiguous(), query.contiguous()
         chosen = real = 0

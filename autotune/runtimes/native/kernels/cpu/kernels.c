@@ -2,6 +2,9 @@
    Shapes are in the signatures' comments; every tensor is contiguous unless a stride is passed. */
 #include "attention.h"
 
+#define STREAMS 6 /* as in library.py */
+#define EXPERTS 1024
+
 void linear(const Weight *w, const float *x, int64_t count, float *out, int64_t threads) {
     product(w, x, count, out, threads);
 }
@@ -58,7 +61,7 @@ INLINE void sinkhorn(vf *mix, int n, int64_t iterations, float eps) {
 
 INLINE void hyper_gates(const Hyper *h, int n, const float *mixed, int64_t tokens, float *pre, float *post, float *mix) {
     int total = (2 + n) * n;
-    vf value[24 * 3];
+    vf value[(2 + STREAMS) * STREAMS];
     for (int i = 0; i < total; i++) {
         vf lanes = {};
         for (int64_t t = 0; t < tokens; t++) lanes[t] = mixed[t * total + i];
@@ -83,7 +86,7 @@ INLINE void hyper_gates(const Hyper *h, int n, const float *mixed, int64_t token
     }
 }
 
-/* streams [T, N, D] -> x [T, D], post [T, N], mix [T, N, N]; the formulas are those of `kernels.hyper`. N <= 6. */
+/* streams [T, N, D] -> x [T, D], post [T, N], mix [T, N, N]; the formulas are those of `kernels.hyper`. */
 void hyper_read(const Hyper *h, const float *streams, int64_t count, float *x, float *post, float *mix, int64_t threads) {
     int n = (int)h->streams;
     int64_t size = h->size, whole = n * size, total = (2 + n) * n;
@@ -91,7 +94,7 @@ void hyper_read(const Hyper *h, const float *streams, int64_t count, float *x, f
     product(&h->fn, streams, count, mixed, threads);
     for (int64_t t0 = 0; t0 < count; t0 += LANES) {
         int64_t tokens = count - t0 < LANES ? count - t0 : LANES;
-        float pre[LANES * 6];
+        float pre[LANES * STREAMS];
         for (int64_t t = t0; t < t0 + tokens; t++) {
             float inverse = 1.f / sqrtf(square_sum(streams + t * whole, whole) / whole + h->norm_eps);
             for (int64_t i = 0; i < total; i++)
@@ -119,7 +122,7 @@ void hyper_write(float *streams, const float *output, const float *post, const f
                  int64_t size) {
     for (int64_t t = 0; t < count; t++, streams += n * size, output += size, post += n, mix += n * n)
         for (int64_t d = 0; d < size; d += LANES) {
-            vf old[6], fresh = load(output + d);
+            vf old[STREAMS], fresh = load(output + d);
             for (int64_t i = 0; i < n; i++) old[i] = load(streams + i * size + d);
             for (int64_t j = 0; j < n; j++) {
                 vf value = post[j] * fresh;
@@ -257,7 +260,7 @@ INLINE void swiglu(float *both, int64_t inner, float limit) {
 
 /* The `top` experts of one token by score plus bias, and their normalised scores times the scaling. */
 static void route(const Moe *m, const float *logits, int64_t *chosen, float *weights) {
-    float score[1024], rank[1024], total = 0;
+    float score[EXPERTS], rank[EXPERTS], total = 0;
     for (int64_t e = 0; e < m->experts; e++) {
         score[e] = vsigmoid(all(logits[e]))[0];
         rank[e] = score[e] + m->bias[e];

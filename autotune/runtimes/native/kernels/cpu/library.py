@@ -30,6 +30,8 @@ CHUNK = 128
 """Inputs that one block of 4-bit words holds; stored rows are padded to it."""
 LANES = 16
 """Floats in a vector: sizes that the kernels walk through must be multiples of it."""
+STREAMS, EXPERTS = 6, 1024
+"""The largest counts that the kernels have room for."""
 
 
 class Weight(Structure):

@@ -42,7 +42,8 @@ def test_a_step_reads_what_each_query_may_see(
     count, heads, width, length = len(lengths), 3, 48, max(lengths)
     rows = torch.tensor([[n - 1, 7] for n in lengths])  # positions lie apart in memory, as in a step
     positions, seen = rows[:, :1], latents(dtype, count, length, width)
-    query, scope = torch.randn(count, 1, heads, width), Scope(positions, KPOOL)
+    query = torch.randn(heads, count, 1, width).permute(1, 2, 0, 3)  # as a product a head leaves it
+    scope = Scope(positions, KPOOL)
     if picks:
         keys = torch.randn(count, length // KPOOL, 32)
         pools, real = choose(torch.randn(count, 2, 32), torch.rand(count, 2), keys, rows[:, 0], KPOOL, picks)
