@@ -10,10 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 COUNTED = (
-    "peak_bytes", "weight_bytes", "cache_bytes", "graph_bytes", "preemptions",
+    "peak_bytes", "weight_bytes", "cache_bytes", "kv_bytes", "state_bytes", "checkpoint_bytes", "graph_bytes",
+    "evictions", "state_evictions", "preemptions",
     "communication_share", "communication_bytes",
 )  # fmt: skip
 """The engine's own counts that are metrics as they are."""
+SHARES = {
+    "prefix_hit_rate": ("prefix_hits", "prefix_queries"),
+    "kv_peak_fraction": ("kv_peak_tokens", "kv_tokens"),
+    "kv_fragmentation": ("kv_empty_slot_steps", "kv_slot_steps"),
+    "kv_fragmentation_peak": ("kv_peak_empty_slots", "kv_tokens"),
+    "recomputed_fraction": ("recomputed_tokens", "prefill_tokens"),
+    "padding_share": ("graph_padding_rows", "graph_rows"),
+}
+"""Metrics that are one of the engine's counts as a share of another."""
 FASTEST = 1e6
 """Output tokens a second above which a measurement is a fault of the clock or the stream, not a speed."""
 
@@ -117,9 +127,18 @@ METRICS: dict[str, Metric] = {
         Metric("peak_bytes", "B", "lower", ".4g", "The most memory that the engine held."),
         Metric("weight_bytes", "B", "lower", ".4g", "Memory of the weights as stored."),
         Metric("cache_bytes", "B", "lower", ".4g", "Memory of the KV cache and recurrent states."),
+        Metric("kv_bytes", "B", "lower", ".4g", "Memory of the KV pool: latents, index keys and their scales."),
+        Metric("state_bytes", "B", "lower", ".4g", "Memory of the recurrent states of running sequences."),
+        Metric("checkpoint_bytes", "B", "lower", ".4g", "Memory of recurrent states kept for prefix reuse."),
         Metric("padding_share", "1", "lower", ".2%", "Share of the rows of replayed steps that were padding."),
         Metric("graph_bytes", "B", "lower", ".4g", "Device memory that captured graphs hold."),
         Metric("prefix_hit_rate", "1", "higher", ".2%", "Share of looked-up prompt tokens found in the prefix cache."),
+        Metric("evictions", "1", "lower", ".0f", "Kept prefix blocks given up for new tokens."),
+        Metric("state_evictions", "1", "lower", ".0f", "Kept recurrent states given up, for memory or with blocks."),
+        Metric("kv_peak_fraction", "1", "lower", ".2%", "The most of the KV pool that running sequences held at once."),
+        Metric("kv_fragmentation", "1", "lower", ".2%", "Share of held KV slots without a token, over all steps."),
+        Metric("kv_fragmentation_peak", "1", "lower", ".2%", "The most held KV slots without a token, of the pool."),
+        Metric("recomputed_fraction", "1", "lower", ".2%", "Share of prefilled tokens computed before a preemption."),
         Metric("preemptions", "1", "lower", ".0f", "Sequences put back because the cache ran out."),
         Metric("communication_s", "s", "lower", ".4g", "Time of the slowest rank in exchanges of tensors."),
         Metric("communication_share", "1", "lower", ".2%", "Exchanges as a share of the time in engine steps."),
@@ -240,10 +259,7 @@ def _counted(counters: Mapping[str, float]) -> dict[str, float | None]:
     figures["communication_s"] = counters.get("communication_seconds")
     for name in COUNTED:
         figures[name] = counters.get(name)
-    asked = counters.get("prefix_queries", 0)
-    if asked > 0:
-        figures["prefix_hit_rate"] = counters.get("prefix_hits", 0) / asked
-    rows = counters.get("graph_rows", 0)
-    if rows > 0:
-        figures["padding_share"] = counters.get("graph_padding_rows", 0) / rows
+    for name, (part, whole) in SHARES.items():
+        if counters.get(whole, 0) > 0:
+            figures[name] = counters.get(part, 0) / counters[whole]
     return figures

@@ -64,6 +64,7 @@ def prepare(plan: Plan, kernels: Entries | None = None) -> Setting:
         {
             **runtime.capabilities(),
             "layers": facts.layers,
+            "state_bytes": facts.state_bytes,
             "mlps": facts.mlp_kinds,
             "experts": facts.experts,
             "sizes": facts.sizes,

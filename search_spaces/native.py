@@ -92,6 +92,11 @@ def _pool(value: Value, facts: Facts) -> str:
     return f"the workload's longest sequence has {longest} tokens" if int(value) < longest else ""
 
 
+def _checkpoint(value: Value, facts: Facts) -> str:
+    size = int(facts.get("state_bytes", 0))
+    return f"one recurrent state of this model takes {size / 2**20:.0f} MiB" if int(value) << 20 < size else ""
+
+
 def _uses(*widths: int) -> Any:
     return lambda c: bool(used(c) & set(widths))
 
@@ -200,7 +205,13 @@ CACHE = (
         "prefix_reuse", "cache", Choice((False, True)), False,
         "Keep blocks and recurrent states of earlier prompts and continue from the longest known prefix.",
     ),
-    Knob("block_size", "cache", Pow2(16, 64), 16, "Tokens per cache block; also the step of prefix reuse."),
+    Knob(
+        "state_cache_mib", "cache", Pow2(4, 4096), 1024,
+        "Most MiB, all ranks together, of recurrent states kept at block borders; a known prefix can be continued only "
+        "from one of them. The least recently used go first.",
+        when=lambda c: bool(c["prefix_reuse"]), refuse=_checkpoint,
+    ),
+    Knob("block_size", "cache", Pow2(8, 64), 16, "Tokens per cache block; also the step of prefix reuse."),
     Knob("kv_tokens", "cache", Pow2(1024, 16384), 8192, "Tokens that the latent KV pool holds.", refuse=_pool),
 )  # fmt: skip
 

@@ -23,7 +23,8 @@ from tuning_db import DuplicateTrial, Hardware, Scenario, Store, Trial, open_sto
 SOURCE = [(i * i * 31 + i * 7) % 251 for i in range(5000)]
 FIXED = (
     "kda_chunk", "kv_splits", "bits_dense", "bits_shared", "bits_embedding", "bits_lm_head", "bits_protect_first",
-    "bits_protect_last", "bits_group_size", "block_size", "state_dtype", "kv_tokens", "token_budget",
+    "bits_protect_last", "bits_group_size", "block_size", "state_dtype", "state_cache_mib", "kv_tokens",
+    "token_budget",
 )  # fmt: skip
 WHOLE = load("native").narrow({**FACTS, "longest": 1000})
 SPACE = WHOLE.limit({**{name: (WHOLE.knob(name).default,) for name in FIXED}, "compute": ("fp32",)}, "smaller")

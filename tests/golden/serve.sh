@@ -35,6 +35,7 @@ exec autotune serve \
   --set max_seqs=8 \
   --set pp=1 \
   --set prefix_reuse=true \
+  --set state_cache_mib=1024 \
   --set state_dtype=fp32 \
   --set threads=1 \
   --set token_budget=512 \

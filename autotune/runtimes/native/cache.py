@@ -1,12 +1,8 @@
-"""Where tokens and states live: paged latent and index pools, state slots, and blocks shared by prefix hash."""
+"""Where tokens and states live: paged pools of latents and index keys, and slots of recurrent states."""
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -60,6 +56,12 @@ def _write(table: Tensor, scales: Tensor, at: Tensor, rows: Tensor) -> None:
     table[at] = rows.to(table.dtype)
 
 
+def state_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes of one sequence's recurrent state, convolution included, over all layers of the model."""
+    pool = StatePool(config, 1, dtype)
+    return pool.nbytes * config.layers.count("kda")
+
+
 class StatePool:
     """One linear-attention layer's slots: the last inputs of its convolution and its recurrent state."""
 
@@ -82,129 +84,3 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer)
-
-
-@dataclass(slots=True)
-class Block:
-    """A block's users; ``key`` is its prefix's hash once it is full and kept for reuse."""
-
-    users: int = 0
-    key: bytes | None = None
-
-
-@dataclass(slots=True)
-class Counts:
-    """What the cache did since the last reset."""
-
-    queries: int = 0
-    hits: int = 0
-    evictions: int = 0
-    preemptions: int = 0
-    peak_blocks: int = 0
-
-
-@dataclass(slots=True)
-class Blocks:
-    """The block table's owner: free blocks, shared ones, and the least recently used kept prefixes.
-
-    A kept prefix of n blocks may be continued from only where a Snapshot exists, because the recurrent state cannot
-    be rebuilt from latents. ``snapshots`` bounds how many there are.
-    """
-
-    count: int
-    size: int
-    reuse: bool
-    snapshots: int = 256
-    free: list[int] = field(default_factory=list)
-    table: list[Block] = field(default_factory=list)
-    kept: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
-    states: OrderedDict[bytes, Snapshot] = field(default_factory=OrderedDict)
-    counts: Counts = field(default_factory=Counts)
-
-    def __post_init__(self) -> None:
-        self.free = list(range(self.count - 1, -1, -1))
-        self.table = [Block() for _ in range(self.count)]
-
-    def keys(self, tokens: Sequence[int]) -> list[bytes]:
-        """The chained hashes of the full blocks of ``tokens``."""
-        found, previous = [], b""
-        for start in range(0, len(tokens) - self.size + 1, self.size):
-            part = array("q", tokens[start : start + self.size]).tobytes()
-            previous = hashlib.blake2b(previous + part, digest_size=16).digest()
-            found.append(previous)
-        return found
-
-    def match(self, tokens: Sequence[int]) -> tuple[list[int], Snapshot | None]:
-        """The blocks of the longest known prefix that leaves at least one token to compute, now held by the caller."""
-        if not self.reuse:
-            return [], None
-        self.counts.queries += len(tokens)
-        keys = self.keys(tokens[:-1])
-        known = next((i for i, key in enumerate(keys) if key not in self.kept), len(keys))
-        length = next((n for n in range(known, 0, -1) if keys[n - 1] in self.states), 0)
-        if not length:
-            return [], None
-        blocks = [self.kept[key] for key in keys[:length]]
-        for block in blocks:
-            self.table[block].users += 1
-        self.states.move_to_end(keys[length - 1])
-        self.counts.hits += length * self.size
-        return blocks, self.states[keys[length - 1]]
-
-    def take(self) -> int | None:
-        """A block for one user: a free one, else the least recently used kept one; None when all are in use."""
-        if not self.free and not self._evict():
-            return None
-        block = self.free.pop()
-        self.table[block].users = 1
-        self.counts.peak_blocks = max(self.counts.peak_blocks, self.count - len(self.free))
-        return block
-
-    def keep(self, blocks: Sequence[int], tokens: Sequence[int]) -> None:
-        """Remember the full blocks that hold ``tokens`` under their prefix hashes."""
-        if not self.reuse:
-            return
-        for block, key in zip(blocks, self.keys(tokens), strict=False):
-            if key in self.kept:
-                self.kept.move_to_end(key)
-            elif self.table[block].key is None:
-                self.table[block].key = key
-                self.kept[key] = block
-
-    def snapshot(self, tokens: Sequence[int], state: Snapshot) -> None:
-        """Remember the recurrent state after ``tokens``, a whole number of blocks."""
-        key = self.keys(tokens)[-1]
-        self.states[key] = state
-        self.states.move_to_end(key)
-        while len(self.states) > self.snapshots:
-            self.states.popitem(last=False)
-
-    def release(self, blocks: Sequence[int]) -> None:
-        """Give up one use of each block; unkept ones become free, the prefix's end first to be evicted."""
-        for block in reversed(blocks):
-            entry = self.table[block]
-            entry.users -= 1
-            if entry.users == 0 and entry.key is None:
-                self.free.append(block)
-
-    def clear(self) -> None:
-        """Forget every kept prefix and count; blocks in use stay."""
-        for key in list(self.kept):
-            self._forget(key)
-        self.states.clear()
-        self.counts = Counts()
-
-    def _evict(self) -> bool:
-        key = next((k for k, block in self.kept.items() if self.table[block].users == 0), None)
-        if key is None:
-            return False
-        self._forget(key)
-        self.counts.evictions += 1
-        return True
-
-    def _forget(self, key: bytes) -> None:
-        block = self.kept.pop(key)
-        self.states.pop(key, None)
-        self.table[block].key = None
-        if self.table[block].users == 0:
-            self.free.append(block)

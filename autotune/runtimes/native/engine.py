@@ -15,9 +15,10 @@ from torch import Tensor
 
 from autotune.runtimes.base import Score
 from autotune.runtimes.native import capture, graphs, transfers
+from autotune.runtimes.native.blocks import Blocks
 from autotune.runtimes.native.build import Reader, build_decoder, build_layer
-from autotune.runtimes.native.cache import Blocks
-from autotune.runtimes.native.config import read_config
+from autotune.runtimes.native.cache import state_bytes
+from autotune.runtimes.native.config import ModelConfig, read_config
 from autotune.runtimes.native.kernels import select
 from autotune.runtimes.native.model import Layer, Recipe, Segment, Widths
 from autotune.runtimes.native.quant.calibrate import input_means
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 Event = tuple[Hashable, tuple[int, ...], str | None]
 SCORE_ROWS = 256
 """Positions whose whole distribution is held at once while scoring."""
+STEP_COUNTS = (
+    "prefill_tokens", "decode_tokens", "steps", "kv_slot_steps", "kv_empty_slot_steps", "kv_peak_empty_slots",
+)  # fmt: skip
+"""What is counted a step. A slot step is one token slot of a block that a running sequence holds, during one step."""
 
 
 class Engine:
@@ -73,6 +78,8 @@ class Engine:
         self.decoder = build_decoder(self.model, checkpoint, self.widths, recipe, mesh)
         size = int(config["block_size"])
         self.blocks = Blocks(int(config["kv_tokens"]) // size, size, bool(config["prefix_reuse"]))
+        if self.blocks.reuse:
+            self.blocks.capacity = _checkpoints(self.model, config, self.blocks.count)
         self.scheduler = Scheduler(self.blocks, int(config["max_seqs"]), int(config["token_budget"]))
         # One slot more than sequences, for scoring an idle engine and for the padding of steps; one block for padding.
         self.decoder.attach(
@@ -93,7 +100,7 @@ class Engine:
         self.stride = max(size, int(config["kda_chunk"]))
         self.load_seconds = time.monotonic() - start
         self._began = time.process_time()
-        self._steps = {"prefill_tokens": 0, "decode_tokens": 0, "steps": 0}
+        self._steps = dict.fromkeys(STEP_COUNTS, 0)
 
     def add(
         self,
@@ -125,7 +132,11 @@ class Engine:
         for sequence, count in self.scheduler.prefills(self.scheduler.token_budget - len(decodes)):
             for _, part in self.lengths.pieces(sequence.done, count):
                 events += self._prefill(sequence, part)
+        slots, empty = self.scheduler.slots_in_use()
         self._steps["steps"] += 1
+        self._steps["kv_slot_steps"] += slots
+        self._steps["kv_empty_slot_steps"] += empty
+        self._steps["kv_peak_empty_slots"] = max(self._steps["kv_peak_empty_slots"], empty)
         return events
 
     @property
@@ -142,16 +153,16 @@ class Engine:
         """Forget kept prefixes and counts."""
         self.blocks.clear()
         self._began = time.process_time()
-        self._steps = dict.fromkeys(self._steps, 0)
+        self._steps = dict.fromkeys(STEP_COUNTS, 0)
         self.run.reset()
 
     def _decode(self, sequences: list[Sequence]) -> list[Event]:
         logits = self.run(step_rows(sequences))
         self._steps["decode_tokens"] += len(sequences)
         for sequence in sequences:
-            sequence.done += 1
-            if self.blocks.reuse and sequence.done % self.stride == 0:
-                self._remember(sequence)
+            self.scheduler.advance(sequence, 1)
+            if self.blocks.reuse and self.blocks.capacity and sequence.done % self.stride == 0:
+                self.blocks.checkpoint(sequence.blocks[-1], self.decoder.save_state(sequence.slot))
         greedy = logits.argmax(-1).tolist()
         return [self._emit(s, logits[i], greedy[i]) for i, s in enumerate(sequences)]
 
@@ -166,27 +177,20 @@ class Engine:
         where = places(sequence.slot, sequence.blocks, self.blocks.size, start, count)
         at = Segment(sequence.slot, where, self._borders(start, count))
         logits, snapshots = self.lengths.at(start).prefill(ids, at)
-        sequence.done += count
+        self.scheduler.advance(sequence, count)
         self._steps["prefill_tokens"] += count
-        if self.blocks.reuse:
-            self.blocks.keep(sequence.blocks, sequence.tokens[: sequence.done])
-            for border, snapshot in zip(at.borders, snapshots, strict=False):
-                self.blocks.snapshot(sequence.tokens[: start + border], snapshot)
+        for border, snapshot in zip(at.borders, snapshots, strict=True):
+            self.blocks.checkpoint(sequence.blocks[(start + border) // self.blocks.size - 1], snapshot)
         if sequence.done < len(sequence.tokens):
             return []
         return [self._emit(sequence, logits, int(logits.argmax()))]
 
     def _borders(self, start: int, count: int) -> tuple[int, ...]:
-        """New-token counts after which the state is worth a snapshot: block borders that are chunk borders too."""
-        if not self.blocks.reuse or start % self.blocks.size:
+        """New-token counts after which the state is worth a checkpoint: the last borders of a block and a chunk
+        that may be kept."""
+        if not self.blocks.reuse or not self.blocks.capacity:
             return ()
-        chunk = int(self.knobs["kda_chunk"])
-        return tuple(n for n in range(chunk, count + 1, chunk) if (start + n) % self.blocks.size == 0)
-
-    def _remember(self, sequence: Sequence) -> None:
-        tokens = sequence.tokens[: sequence.done]
-        self.blocks.keep(sequence.blocks, tokens)
-        self.blocks.snapshot(tokens, self.decoder.save_state(sequence.slot))
+        return tuple(range(self.stride - start % self.stride, count + 1, self.stride))[-self.blocks.capacity :]
 
     def _emit(self, sequence: Sequence, logits: Tensor, greedy: int) -> Event:
         token = greedy if sequence.temperature <= 0 else _draw(logits, sequence)
@@ -239,22 +243,35 @@ class Engine:
         from autotune.runtimes.native.inspect import weight_bytes
 
         counts, size = self.blocks.counts, self.blocks.size
+        checkpoints = sum(state.nbytes for state in self.blocks.states.values())
+        sizes = {**self.decoder.cache_bytes(), "checkpoint": checkpoints}
         return {
             **{name: float(value) for name, value in self._steps.items()},
             "prefix_queries": float(counts.queries),
             "prefix_hits": float(counts.hits),
             "evictions": float(counts.evictions),
+            "state_evictions": float(counts.state_evictions),
             "preemptions": float(counts.preemptions),
-            "kv_used_tokens": float(sum(block.users > 0 for block in self.blocks.table) * size),
+            "recomputed_tokens": float(counts.recomputed),
+            "kv_tokens": float(self.blocks.count * size),
+            "kv_used_tokens": float(self.blocks.used * size),
+            "kv_kept_tokens": float((self.blocks.count - self.blocks.used - len(self.blocks.free)) * size),
             "kv_peak_tokens": float(counts.peak_blocks * size),
             "weight_bytes": float(sum(weight_bytes(*self.lengths.decoders).values())),
-            "cache_bytes": float(self.decoder.cache_bytes + sum(s.nbytes for s in self.blocks.states.values())),
+            "cache_bytes": float(sum(sizes.values())),
+            **{f"{kind}_bytes": float(nbytes) for kind, nbytes in sizes.items()},
             "peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
             "cpu_seconds": time.process_time() - self._began,
             "load_seconds": self.load_seconds,
             "compile_seconds": self.graphs.seconds,
             **self.run.counters(),
         }
+
+
+def _checkpoints(model: ModelConfig, config: Mapping[str, Value], most: int) -> int:
+    """How many recurrent states fit ``state_cache_mib``; at most one a block."""
+    room = int(config.get("state_cache_mib", 1024)) << 20
+    return min(room // max(state_bytes(model, str(config["state_dtype"])), 1), most)
 
 
 def _draw(logits: Tensor, sequence: Sequence) -> int:

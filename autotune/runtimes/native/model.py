@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.runtimes.native import hyper, kda
@@ -57,7 +58,7 @@ class Recipe:
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Q new tokens of one sequence whose state is in ``slot``; ``borders`` are the counts of new tokens after which
-    the recurrent state is copied out, ascending multiples of the chunk."""
+    the recurrent state is copied out: ascending, and each at a multiple of the chunk from the sequence's start."""
 
     slot: int
     places: Places
@@ -119,13 +120,22 @@ class LinearAttention:
         decay = kda.decays(forget.view(self.shape), self.small, self.bounds[0])
         mixed, padded = kda.convolve(qkv, self.pool.conv[at.slot], self.small["taps"])
         mixed = mixed.view(len(x), 3, *self.shape[1:])
-        before = self.pool.state[at.slot].float()
-        out, states = self.kernels["kda_prefill"](*mixed.unbind(1), decay, beta.sigmoid(), before, self.chunk)
+        before, beta = self.pool.state[at.slot].float(), beta.sigmoid()
+        # A piece that begins inside a chunk gets the chunk's earlier tokens as ones that change no state (β = 0, no
+        # decay), so that chunks end at the same places however a prompt is cut.
+        lead = (at.places.length - len(x)) % self.chunk if at.borders else 0
+        if lead:
+            mixed, decay, beta = (F.pad(t, (0, 0) * (t.dim() - 1) + (lead, 0)) for t in (mixed, decay, beta))
+        out, states = self.kernels["kda_prefill"](*mixed.unbind(1), decay, beta, before, self.chunk)
+        out = out[lead:]
         kept = self.config.linear_conv_kernel_dim - 1
         self.pool.conv[at.slot] = padded[len(padded) - kept :]
         self.pool.state[at.slot] = states[-1].to(self.pool.state.dtype)
         copies = [
-            (padded[border : border + kept].clone(), states[border // self.chunk - 1].to(self.pool.state.dtype))
+            (
+                padded[border : border + kept].clone(),
+                states[(lead + border) // self.chunk - 1].to(self.pool.state.dtype),
+            )
             for border in at.borders
         ]
         return self.parts["o"](kda.gated(out, gate.view(self.shape), self.small, self.bounds[1]).flatten(1)), copies
@@ -182,9 +192,13 @@ class Decoder:
             else:
                 layer.attention.pool = LatentPool(self.config, tokens, slots, kv_dtype)
 
-    @property
-    def cache_bytes(self) -> int:
-        return sum(layer.attention.pool.nbytes for layer in self.layers if layer.attention.pool is not None)
+    def cache_bytes(self) -> dict[str, int]:
+        """Bytes of the pools: of latents with index keys (``kv``), and of recurrent states (``state``)."""
+        found = {"kv": 0, "state": 0}
+        for attention in (layer.attention for layer in self.layers):
+            if attention.pool is not None:
+                found["kv" if isinstance(attention, LatentAttention) else "state"] += attention.pool.nbytes
+        return found
 
     def linear_layers(self) -> list[LinearAttention]:
         return [layer.attention for layer in self.layers if isinstance(layer.attention, LinearAttention)]

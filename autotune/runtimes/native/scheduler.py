@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from autotune.runtimes.native.attention import Places
-from autotune.runtimes.native.cache import Blocks, Snapshot
+from autotune.runtimes.native.blocks import Blocks
+from autotune.runtimes.native.cache import Snapshot
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request as it runs. ``tokens`` are prompt and output; ``done`` of them are in the cache."""
+    """One request as it runs. ``tokens`` are prompt and output; ``done`` of them are in the cache, ``computed`` were
+    when most were, and ``keys`` are the hashes of its full blocks as far as they were needed."""
 
     id: Hashable
     tokens: list[int]
@@ -25,8 +27,10 @@ class Sequence:
     seed: int = 0
     ignore_eos: bool = False
     done: int = 0
+    computed: int = 0
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
     restore: Snapshot | None = None
 
     @property
@@ -75,6 +79,9 @@ class Scheduler:
                 self._stop(sequence)
                 self.waiting.appendleft(sequence)
                 return
+            if not sequence.computed:  # one put back finds its own blocks, which tells nothing of reuse
+                self.blocks.counts.queries += len(sequence.tokens) if self.blocks.reuse else 0
+                self.blocks.counts.hits += sequence.done
             self.running.append(sequence)
             budget -= count
             yield sequence, count
@@ -90,8 +97,27 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> None:
         """A state slot, and whatever blocks of its prefix are known."""
         sequence.slot = self.slots.pop()
-        sequence.blocks, sequence.restore = self.blocks.match(sequence.tokens)
+        if self.blocks.reuse:
+            known = (len(sequence.tokens) - 1) // self.blocks.size  # at least one token is left to compute
+            self.blocks.extend(sequence.keys, sequence.tokens, known)
+            sequence.blocks, sequence.restore = self.blocks.match(sequence.keys[:known])
         sequence.done = len(sequence.blocks) * self.blocks.size
+
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """``count`` more tokens of a running sequence are in the cache; with reuse its full blocks are known now."""
+        again = min(sequence.done + count, sequence.computed) - sequence.done
+        self.blocks.counts.recomputed += max(again, 0)
+        sequence.done += count
+        sequence.computed = max(sequence.computed, sequence.done)
+        full = sequence.done // self.blocks.size
+        if self.blocks.reuse and full * self.blocks.size > sequence.done - count:
+            self.blocks.extend(sequence.keys, sequence.tokens, full)
+            self.blocks.keep(sequence.blocks, sequence.keys[:full])
+
+    def slots_in_use(self) -> tuple[int, int]:
+        """Token slots of the blocks that running sequences hold, and how many of those hold no token."""
+        size = self.blocks.size
+        return self.blocks.used * size, sum(len(s.blocks) * size - s.done for s in self.running)
 
     def _room(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for ``tokens`` tokens, taking nothing from anybody."""

@@ -11,7 +11,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.runtimes.native.cache import Blocks, Snapshot
 from autotune.runtimes.native.config import CheckpointError
 from autotune.runtimes.native.engine import Engine
 from autotune.runtimes.native.quant.linear import Embedding, Int4, Int8, Int8Both, Wide, make_linear
@@ -108,6 +107,28 @@ def test_a_repeated_prompt_computes_only_its_end(run: Any) -> None:
     assert run(running, [prompt], 8) == first
 
 
+@pytest.mark.parametrize("graphs", ["eager", "fused"])
+def test_a_prompt_cut_anywhere_is_continued_from_the_same_place(run: Any, graphs: str) -> None:
+    prompt, knobs = [i % 200 for i in range(300)], {"kv_dtype": "fp32", "graphs": graphs}
+    wanted = run(engine(**knobs), [prompt], 4)
+    for budget in (37, 100, 150):  # none of them a multiple of a block
+        running = Engine(
+            reference_model(), Config({**engine(prefix_reuse=True, **knobs).knobs, "token_budget": budget})
+        )
+        assert run(running, [prompt], 4) == run(running, [prompt], 4) == wanted
+        assert running.counters()["prefix_hits"] == 256
+
+
+def test_checkpoints_stay_inside_their_memory(run: Any) -> None:
+    running = engine(prefix_reuse=True, state_cache_mib=4, kv_tokens=4096)
+    for start in range(0, 100, 20):
+        run(running, [[start] * 400], 2)
+    counters = running.counters()
+    assert 2 << 20 < counters["checkpoint_bytes"] <= 4 << 20
+    assert counters["state_evictions"] > 0 and counters["cache_bytes"] > counters["checkpoint_bytes"]
+    assert counters["kv_kept_tokens"] + counters["kv_used_tokens"] <= counters["kv_tokens"]
+
+
 def test_an_aborted_request_gives_its_blocks_back() -> None:
     running = engine()
     free = len(running.blocks.free)
@@ -154,34 +175,9 @@ def test_any_configuration_of_the_space_runs_and_is_what_it_says(data: st.DataOb
     assert torch.isfinite(torch.from_numpy(running.score([PROMPT], 5)[0].top)).all()
 
 
-@given(st.lists(st.tuples(st.sampled_from(["start", "grow", "end"]), st.integers(0, 7)), max_size=60), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_blocks_are_never_lost_or_shared_by_mistake(events: list[tuple[str, int]], reuse: bool) -> None:
-    blocks = Blocks(12, 4, reuse)
-    users: list[tuple[list[int], list[int]]] = []
-    for event, number in events:
-        if event == "start":
-            tokens = [number % 3] * 9
-            held, _ = blocks.match(tokens)
-            users.append((held, tokens))
-        elif users and event == "grow":
-            held, tokens = users[number % len(users)]
-            block = blocks.take()
-            if block is not None:
-                held.append(block)
-                blocks.keep(held, tokens[: len(held) * 4])
-                if len(held) * 4 <= len(tokens):
-                    blocks.snapshot(tokens[: len(held) * 4], Snapshot(()))
-        elif users:
-            blocks.release(users.pop(number % len(users))[0])
-        held_by = [b for held, _ in users for b in held]
-        assert all(blocks.table[b].users == held_by.count(b) for b in range(12))
-        assert not set(held_by) & set(blocks.free)
-        assert len(set(blocks.free)) == len(blocks.free)
-        assert len(blocks.free) + len(set(held_by) | set(blocks.kept.values())) == 12
-
-
-@pytest.mark.parametrize("knobs", [{}, {"state_dtype": "bf16"}, {"bits_experts": 4, "bits_shared": 8}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"state_dtype": "bf16"}, {"bits_experts": 4, "bits_shared": 8}, {"kv_dtype": "int8"}]
+)
 def test_the_fused_step_gives_the_eager_tokens(run: Any, knobs: dict[str, Any]) -> None:
     prompts = [PROMPT, PROMPT[:7], PROMPT[:30]]
     usual = {"kv_dtype": "fp32", **knobs}
