@@ -158,6 +158,8 @@ class LatentAttention:
     def _expanded(self, query: Tensor, latents: Latents, scope: Scope) -> Tensor:
         config, heads = self.config, self.config.num_attention_heads
         wide = self.expand(latents.read(latents.slots).flatten(0, 1)).view(*latents.slots.shape, heads, -1)
+        if wide.is_cuda and self.pool is not None and self.pool.latent.dtype is not torch.float32:
+            wide = wide.bfloat16()  # no coarser than the cache that they come from, and what matrix units multiply
         keys, values = torch.split(wide, [config.qk_nope_head_dim, config.v_head_dim], -1)
         query = query.view(*scope.positions.shape, *query.shape[1:])
         out: Tensor = self.kernels["expanded"](query, keys, values, scope, self.scale)

@@ -15,7 +15,9 @@ from autotune.runtimes.native.config import ModelConfig
 
 PACKAGE = "autotune.runtimes.native.kernels"
 LATENT = ("absorbed", "sparse", "split_kv")
+STORED = ("fp32", "bf16", "int8")
 OPS = ("expanded", *LATENT, "choose", "kda_prefill", "kda_decode", "hyper")
+TRITON = tuple(op for op in OPS if op != "choose")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +73,20 @@ def _triton(op: str, at: Capability) -> str:
         return "triton is not installed (pip install 'autotune[cuda]')"
     if at.device == "cpu" and not at.interpreter:
         return "Triton compiles for GPUs, and there is none here (TRITON_INTERPRET=1 interprets kernels, slowly)"
-    if at.interpreter and at.dtype == "bf16" and op in LATENT:
-        return "Triton's interpreter multiplies bf16 wrongly (use kv_dtype fp32 or int8)"
     if at.device == "cuda" and at.sm < (8, 0):
-        return f"compute capability {at.sm[0]}.{at.sm[1]} has no bf16 and tf32 matrix units; 8.0 has"
-    limit = {"latent": 512, "head": 256, "linear": 128}
-    which = "latent" if op in LATENT else {"expanded": "head", "hyper": ""}.get(op, "linear")
-    if which and getattr(at, which) > limit[which]:
-        return f"heads of {getattr(at, which)} do not fit its tiles; {limit[which]} do"
-    return ""
+        return f"Triton needs compute capability 8.0, and this device has {at.sm[0]}.{at.sm[1]}"
+    if op in LATENT and at.dtype not in STORED:
+        return f"its kernels read latents of {', '.join(STORED)}, not of {at.dtype}"
+    size, most = {"expanded": (at.head, 256), "hyper": (0, 0)}.get(op, (at.linear, 128))
+    if op in LATENT:
+        size, most = at.latent, 512
+    return f"heads of {size} do not fit its tiles, which end at {most}" if size > most else ""
 
 
-BACKENDS = (Backend("reference", OPS, lambda op, at: ""),)
+BACKENDS = (
+    Backend("triton", TRITON, _triton),
+    Backend("reference", OPS, lambda op, at: ""),
+)
 """In order of preference."""
 
 
@@ -110,8 +114,10 @@ def choose(at: Capability, backends: tuple[Backend, ...] = BACKENDS) -> Chosen:
     names: dict[str, str] = {}
     refusals: dict[str, str] = {}
     for op in dict.fromkeys(op for backend in backends for op in backend.ops):
-        for backend in (backend for backend in backends if op in backend.ops):
+        for backend in backends:
             reason = f"{names[op]} comes first" if op in names else backend.refuse(op, at)
+            if op not in backend.ops:
+                reason = f"{backend.name} has no kernel of it"
             if reason:
                 refusals[f"{op}={backend.name}"] = reason
             else:

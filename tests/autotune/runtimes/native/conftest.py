@@ -49,11 +49,23 @@ SHAPE: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("tiny"), SHAPE)
+
+
+@pytest.fixture(scope="session")
+def tinier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers that select 8 positions: for what runs element by element."""
+    kinds = {"layer_types": SHAPE["layer_types"][:2], "mlp_layer_types": SHAPE["mlp_layer_types"][:2]}
+    shape = {**SHAPE, **kinds, "num_hidden_layers": 2, "index_topk": 8}
+    return save_checkpoint(tmp_path_factory.mktemp("tinier"), shape)
+
+
+def save_checkpoint(folder: Path, shape: dict[str, Any]) -> Path:
     """A random checkpoint whose every parameter is away from its neutral value, so that none can be forgotten."""
     from transformers import Glm5NextForConditionalGeneration
     from transformers.models.glm5_next import configuration_glm5_next as configs
 
-    text = configs.Glm5NextTextConfig(**SHAPE)
+    text = configs.Glm5NextTextConfig(**shape)
     config = configs.Glm5NextConfig(text_config=text.to_dict())
     config.vision_config.depth = 1
     torch.manual_seed(7)
@@ -69,7 +81,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 tensor.copy_(noise * tensor.shape[-1] ** -0.5 * 1.5)
             else:
                 tensor.copy_(0.5 * noise)
-    folder = tmp_path_factory.mktemp("tiny")
     model.save_pretrained(folder)
     return folder
 

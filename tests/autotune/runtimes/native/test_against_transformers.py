@@ -67,6 +67,8 @@ def test_logits_agree_over_a_context_beyond_the_selection(
         {},
         {"attention": "expanded", "max_seqs": 4, "token_budget": 64},
         {"attention": "sparse", "token_budget": 64, "kda_chunk": 16, "block_size": 32},
+        {"attention": "sparse", "kv_splits": 4},
+        {"attention": "absorbed", "kv_splits": 8, "max_seqs": 16},
         {"attention": "sparse", "max_seqs": 16, "prefix_reuse": True},
         {"max_seqs": 1, "prefix_reuse": True, "kda_chunk": 32, "block_size": 64},
         {"max_seqs": 16, "kv_tokens": 192, "token_budget": 400},

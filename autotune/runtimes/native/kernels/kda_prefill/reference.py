@@ -22,15 +22,7 @@ def kda_prefill(
     """
     length, heads, size = q.shape
     count = -(-length // chunk)
-    pad = count * chunk - length
-
-    def chunks(x: Tensor) -> Tensor:
-        """[T, H, n] → [count · H, chunk, n]; padding has β = 0 and no decay, and changes no state."""
-        x = F.pad(x, (0, 0, 0, 0, 0, pad)).view(count, chunk, heads, -1)
-        return x.transpose(1, 2).reshape(count * heads, chunk, -1)
-
-    q, k, v = chunks(unit(q) * size**-0.5), chunks(unit(k)), chunks(v)
-    decay, beta = chunks(log_decay).cumsum(1), chunks(beta[..., None])
+    q, k, v, decay, beta = chunked(q, k, v, log_decay, beta, chunk)
     whole, last = decay.exp(), decay[:, -1:]
     scaled = k * beta
     mixing = pairs(scaled, k, decay, diagonal=-1)
@@ -48,6 +40,27 @@ def kda_prefill(
         state = torch.baddbmm(state * end, rest, new)
         states.append(state)
     return torch.stack(outputs).transpose(1, 2).reshape(count * chunk, heads, size)[:length], states
+
+
+def chunked(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Normed queries and keys, values, decays summed from the chunk's start, and β: [chunks · H, chunk, d or 1]."""
+    length, heads, size = q.shape
+    count = -(-length // chunk)
+
+    def chunks(x: Tensor) -> Tensor:
+        """[T, H, n] → [count · H, chunk, n]; padding has β = 0 and no decay, and changes no state."""
+        x = F.pad(x, (0, 0, 0, 0, 0, count * chunk - length)).view(count, chunk, heads, -1)
+        return x.transpose(1, 2).reshape(count * heads, chunk, -1)
+
+    return (
+        chunks(unit(q) * size**-0.5),
+        chunks(unit(k)),
+        chunks(v),
+        chunks(log_decay).cumsum(1),
+        chunks(beta[..., None]),
+    )
 
 
 def pairs(left: Tensor, right: Tensor, decay: Tensor, *, diagonal: int) -> Tensor:
