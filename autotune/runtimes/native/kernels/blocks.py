@@ -1,0 +1,59 @@
+"""How a matrix product is cut into blocks on a GPU: the meta-parameters and their defaults. Knows no kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows, outputs and inputs of a block, parts that the inputs are split into, warps and pipeline stages."""
+
+    m: int
+    n: int
+    k: int
+    split: int = 1
+    warps: int = 4
+    stages: int = 3
+
+    def grid(self, rows: int, outputs: int) -> tuple[int, int, int]:
+        """Rows vary fastest: neighbours read the same weights, and the activations stay in the L2 cache."""
+        return -(-rows // self.m), -(-outputs // self.n), self.split
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What a kernel of this package is compiled with."""
+        return {"M": self.m, "N": self.n, "K": self.k}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the Triton compiler is told."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+@cache
+def processors() -> int:
+    """Streaming multiprocessors of the current device; 1 where there is none, so that nothing is split."""
+    if not torch.cuda.is_available():
+        return 1
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
+def default(rows: int, outputs: int, inputs: int, step: int) -> Blocks:
+    """Blocks for a product of ``rows``; the block of inputs is a multiple of ``step``.
+
+    Few rows are bound by reading the weight: narrow blocks, and inputs split until every multiprocessor has two.
+    """
+    depth = -(-64 // step) * step
+    if rows > 64:
+        return Blocks(128, 128, depth, 1, 8, 3)
+    if rows > 16:
+        return Blocks(64, 64, depth, 1, 4, 4)
+    depth = max(128, depth)
+    tiles, split = -(-outputs // 64), 1
+    while tiles * split < 2 * processors() and inputs // (2 * split) >= 2 * depth:
+        split *= 2
+    return Blocks(16, 64, depth, split, 4, 4)
