@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 
-def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric, one scale an output channel: codes int8 [out, in] and scales fp32 [out]; W ≈ code·scale."""
-    scale = weight.abs().amax(1).clamp(min=1e-12) / 127
+def int8_codes(weight: Tensor, peak: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Symmetric, one scale an output channel: codes int8 [out, in] and scales fp32 [out]; W ≈ code·scale.
+
+    ``peak`` [out] are the largest magnitudes of whole rows, where ``weight`` holds only some of their inputs.
+    """
+    scale = (weight.abs().amax(1) if peak is None else peak).clamp(min=1e-12) / 127
     return (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from autotune.runtimes.native.kernels import tuning
 from autotune.runtimes.native.kernels.cpu import library as cpu
+from autotune.runtimes.native.quant.codes import int4_codes, int8_codes
 
 FEW_ROWS = {
     ("fp32", "fp32"): 32, ("bf16", "bf16"): 16,
@@ -123,9 +124,7 @@ class Int8(Stored):
     """
 
     def __init__(self, weight: Tensor, compute: str, peak: Tensor | None = None) -> None:
-        scale = (weight.abs().amax(1) if peak is None else peak).clamp(min=1e-12) / 127
-        data = (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
-        super().__init__("int8", compute, (weight.shape[0], weight.shape[1]), (data, scale))
+        super().__init__("int8", compute, (weight.shape[0], weight.shape[1]), int8_codes(weight, peak))
 
     def _many(self, x: Tensor) -> Tensor:
         kind = torch.float32 if self.compute == "fp32" else torch.bfloat16  # int8 fits into bf16 exactly
@@ -176,12 +175,9 @@ class Int4(Stored):
 
     def __init__(self, weight: Tensor, group: int, compute: str) -> None:
         out, inputs = weight.shape
-        grouped = weight.view(out, inputs // group, group)
-        low = grouped.amin(-1).bfloat16()  # rounded before the codes are chosen
-        scale = ((grouped.amax(-1) - low.float()).clamp(min=1e-8) / 15).bfloat16()
-        codes = ((grouped - low.float()[..., None]) / scale.float()[..., None]).round().clamp(0, 15).to(torch.uint8)
+        codes, scale, low = int4_codes(weight, group)
         pad = -inputs % cpu.CHUNK
-        codes = F.pad(codes.view(out, inputs), (0, pad))
+        codes = F.pad(codes, (0, pad))
         data = codes[:, ::2] | (codes[:, 1::2] << 4)
         both = F.pad(torch.stack([low, scale], -1), (0, 0, 0, pad // group))
         # One vector more, so that the kernel may load a whole one of any row's last groups.
