@@ -27,6 +27,7 @@ from autotune.bench import Bench
 from autotune.corpus import read_tokens
 from autotune.hardware import probe
 from autotune.model import facts
+from autotune.outcome import Status
 from autotune.runtimes.native import NativeRuntime
 from autotune.setting import reference_model
 from autotune.workload import Workload, load_workload
@@ -78,7 +79,7 @@ def measure(raw: Path, blocks: list[int], core: int) -> None:
                 if (block, codes) in done:
                     continue
                 outcome = bench.measure(decode(bench.space, codes), block, f"core-{core}")
-                row = {"block": block, "c": codes, "v": outcome.metrics.get(METRIC) if outcome.ok else None}
+                row = {"block": block, "c": codes, "v": outcome.metrics.get(METRIC) if outcome.status == Status.OK else None}
                 row |= {"s": str(outcome.status), "r": outcome.reason.splitlines()[0] if outcome.reason else ""}
                 file.write(json.dumps({**row, "at": round(time.time(), 1)}) + "\n")
                 file.flush()
