@@ -79,7 +79,8 @@ def measure(raw: Path, blocks: list[int], core: int) -> None:
                 if (block, codes) in done:
                     continue
                 outcome = bench.measure(decode(bench.space, codes), block, f"core-{core}")
-                row = {"block": block, "c": codes, "v": outcome.metrics.get(METRIC) if outcome.status == Status.OK else None}
+                value = outcome.metrics.get(METRIC) if outcome.status == Status.OK else None
+                row = {"block": block, "c": codes, "v": value}
                 row |= {"s": str(outcome.status), "r": outcome.reason.splitlines()[0] if outcome.reason else ""}
                 file.write(json.dumps({**row, "at": round(time.time(), 1)}) + "\n")
                 file.flush()
