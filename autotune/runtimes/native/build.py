@@ -12,7 +12,7 @@ from autotune.runtimes.native.attention import Indexer, LatentAttention
 from autotune.runtimes.native.config import ModelConfig
 from autotune.runtimes.native.layout import Place, Share, stage_layers
 from autotune.runtimes.native.model import Decoder, Layer, LinearAttention, Recipe, Widths
-from autotune.runtimes.native.moe import MLP, MoE
+from autotune.runtimes.native.moe import MLP, Grouped, MoE
 from autotune.runtimes.native.quant.linear import Embedding, Linear
 from autotune.runtimes.native.weights import Checkpoint
 
@@ -183,7 +183,7 @@ def _moe(config: ModelConfig, read: Reader, widths: Widths, index: int) -> MoE:
     made = MoE(
         read("mlp.gate.weight", count, config.hidden_size),
         read("mlp.gate.e_score_correction_bias", count),
-        experts,
+        Grouped.where_possible(experts) if widths.triton else experts,
         shared,
         config.num_experts_per_tok,
         config.routed_scaling_factor,

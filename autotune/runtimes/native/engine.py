@@ -61,17 +61,19 @@ class Engine:
         torch.set_num_threads(int(config["threads"]))
         self.knobs, self.model = dict(config), read_config(folder)
         checkpoint = Checkpoint(folder)
+        at = capability or select.here(self.model, str(config["kv_dtype"]))
+        self.products = select.products(at, str(config["compute"]))
         self.widths = Widths(
             bits.vector(config, self.model.mlps),
             int(config.get("bits_group_size", 64)),
             str(config.get("activations", "weight_only")),
             str(config["compute"]),
             input_means(folder, self.model, checkpoint) if config.get("bits_compensation") == "bias" else None,
+            triton=not self.products,
         )
         local = self.model if mesh is None else mesh.place.local(self.model)
         self.graphs = graphs.policy(str(config["graphs"]), local)
-        chosen = select.choose(capability or select.here(self.model, str(config["kv_dtype"])))
-        self.kernels = chosen.replaced(self.graphs.kernels, self.graphs.name)
+        self.kernels = select.choose(at).replaced(self.graphs.kernels, self.graphs.name)
         recipe = Recipe(
             str(config["attention"]), int(config.get("kv_splits", 1)), int(config["kda_chunk"]), self.kernels.functions
         )

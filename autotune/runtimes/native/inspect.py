@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ def packed(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
     for index, layer in enumerate(decoder.layers, decoder.start):
         for name in packed_parts(layer.attention):
             yield f"{index}.attention", layer.attention.parts[name]
-        groups = {"dense": [layer.mlp]} if isinstance(layer.mlp, MLP) else {}
+        groups: dict[str, Sequence[MLP]] = {"dense": [layer.mlp]} if isinstance(layer.mlp, MLP) else {}
         if not isinstance(layer.mlp, MLP):
             groups = {"experts": layer.mlp.experts, "shared": [layer.mlp.shared]}
         for group, mlps in groups.items():
@@ -81,6 +81,7 @@ def effective(engine: Engine) -> dict[str, Any]:
     if engine.lengths.long is not None:
         config["bits_long_from"] = engine.lengths.start
         config["bits_stored_long"] = _stored(engine.lengths.long)
+    no_triton = {"products=triton": engine.products} if engine.products else {}
     config |= {
         "graphs": engine.graphs.name,
         "prefix_reuse": engine.blocks.reuse,
@@ -90,8 +91,8 @@ def effective(engine: Engine) -> dict[str, Any]:
         "token_budget": engine.scheduler.token_budget,
         "threads": torch.get_num_threads(),
         "kernels": ",".join(sorted(kernels)),
-        "kernel_backends": dict(engine.kernels.backends),
-        "kernel_refusals": dict(engine.kernels.refusals),
+        "kernel_backends": {**engine.kernels.backends, "products": "stored" if engine.products else "triton"},
+        "kernel_refusals": {**engine.kernels.refusals, **no_triton},
         "bits_stored": _stored(decoder),
         "kernel_tuning": dict(sorted(tuning.current().said.items())),
     }

@@ -16,6 +16,7 @@ from autotune.runtimes.native.cache import LatentPool, Snapshot, StatePool
 from autotune.runtimes.native.config import ModelConfig
 from autotune.runtimes.native.kernels.cpu.fused import Kda
 from autotune.runtimes.native.moe import MLP, MoE
+from autotune.runtimes.native.quant import cuda
 from autotune.runtimes.native.quant.bias import compensated
 from autotune.runtimes.native.quant.linear import Embedding, Linear, Wide, make_linear
 
@@ -30,13 +31,16 @@ class Widths:
     compute: str = "fp32"
     means: Mapping[str, Tensor] | None = None
     """Mean inputs [in] by ``<layer>.<group>.<name>`` for bias correction; None: no correction."""
+    triton: bool = False
+    """Triton kernels multiply packed weights, and all routed experts of a layer at once."""
 
     def linear(self, key: str, weight: Tensor, name: str = "", columns: slice | None = None) -> Linear:
         """``weight`` as it is stored; with ``columns`` only these inputs of it, with the same stored values.
 
         ``name`` tells it from the others of its group.
         """
-        stored = make_linear(weight, self.bits[key], self.compute, self.group, self.activations, columns)
+        make = cuda.make_linear if self.triton else make_linear
+        stored = make(weight, self.bits[key], self.compute, self.group, self.activations, columns)
         mean = None if self.means is None else self.means.get(f"{key}.{name}")
         return stored if mean is None else compensated(stored, weight, mean, columns)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.runtimes.native.kernels.cpu import fused
+from autotune.runtimes.native.kernels.experts.reference import Experts
+from autotune.runtimes.native.quant import cuda
 from autotune.runtimes.native.quant.linear import Linear
 
 
@@ -28,6 +32,29 @@ class MLP:
         return self.down(gated(self.gate_up(x), self.limit))
 
 
+class Grouped(list[MLP]):
+    """Routed experts that one set of kernels runs for all tokens, without reading on the host who was chosen."""
+
+    run: Callable[..., Tensor]
+    of: Experts
+
+    @classmethod
+    def where_possible(cls, experts: Sequence[MLP]) -> Sequence[MLP]:
+        """``experts`` as views of one tensor a matrix, or as they are where they are stored in different ways."""
+        up, down = cuda.stacked([one.gate_up for one in experts]), cuda.stacked([one.down for one in experts])
+        if up is None or down is None:
+            return experts
+        limit = experts[0].limit
+        found = cls(MLP(*parts, limit) for parts in zip(up[1], down[1], strict=True))
+        found.of = Experts(up[0], down[0], limit, cuda.DOT[up[1][0].compute])
+        found.run = importlib.import_module("autotune.runtimes.native.kernels.experts.triton").experts
+        return found
+
+    def mix(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum of what the chosen experts make of ``x``; numbers that are none of them add nothing."""
+        return self.run(x, chosen, weights, self.of)
+
+
 class MoE:
     """Top-k routed experts plus a shared one. ``router`` [E, D] and ``bias`` [E] stay fp32; the bias only chooses.
 
@@ -37,7 +64,7 @@ class MoE:
     first = 0
 
     def __init__(
-        self, router: Tensor, bias: Tensor, experts: list[MLP], shared: MLP, top_k: int, scaling: float
+        self, router: Tensor, bias: Tensor, experts: Sequence[MLP], shared: MLP, top_k: int, scaling: float
     ) -> None:
         self.router, self.bias, self.experts, self.shared = router, bias, experts, shared
         self.top_k, self.scaling = top_k, scaling
@@ -58,6 +85,8 @@ class MoE:
     def mix(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """What the chosen experts and the shared one make of ``x``."""
         out = self.shared(x)
+        if isinstance(self.experts, Grouped):
+            return out + self.experts.mix(x, chosen - self.first if self.first else chosen, weights)
         if len(x) == 1:
             for expert, weight in zip(chosen[0].tolist(), weights[0].unbind(), strict=True):
                 out = torch.addcmul(out, self.experts[expert](x), weight)

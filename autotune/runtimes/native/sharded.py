@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autotune.runtimes.native.model import Decoder
-from autotune.runtimes.native.moe import MoE
+from autotune.runtimes.native.moe import Grouped, MoE
 from autotune.runtimes.native.quant.linear import Embedding, Linear
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class ExpertParallelMoE(SummedMoE):
     """Only some of the experts, those from ``first`` on; the router, on every rank, chooses among all of them."""
 
     def mix(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        if isinstance(self.experts, Grouped):
+            return super().mix(x, chosen, weights)
         out = self.shared(x)
         mine = (chosen >= self.first) & (chosen < self.first + len(self.experts))
         if not mine.any():

@@ -67,14 +67,28 @@ class Backend:
         return found
 
 
-def _triton(op: str, at: Capability) -> str:
-    """Sizes are those at which a tile still fits the 163 KB of shared memory of compute capability 8.0."""
+def _runs(at: Capability) -> str:
+    """Why Triton runs nothing at all, or nothing."""
     if not at.triton:
         return "triton is not installed (pip install 'autotune[cuda]')"
     if at.device == "cpu" and not at.interpreter:
         return "Triton compiles for GPUs, and there is none here (TRITON_INTERPRET=1 interprets kernels, slowly)"
     if at.device == "cuda" and at.sm < (8, 0):
         return f"Triton needs compute capability 8.0, and this device has {at.sm[0]}.{at.sm[1]}"
+    return ""
+
+
+def products(at: Capability, compute: str) -> str:
+    """Why packed weights and experts are not multiplied by Triton kernels, or nothing; ``compute`` is their type."""
+    if at.interpreter and compute == "bf16":
+        return "Triton's interpreter multiplies bf16 wrongly (use compute fp32)"
+    return _runs(at)
+
+
+def _triton(op: str, at: Capability) -> str:
+    """Sizes are those at which a tile still fits the 163 KB of shared memory of compute capability 8.0."""
+    if reason := _runs(at):
+        return reason
     if op in LATENT and at.dtype not in STORED:
         return f"its kernels read latents of {', '.join(STORED)}, not of {at.dtype}"
     size, most = {"expanded": (at.head, 256), "hyper": (0, 0)}.get(op, (at.linear, 128))
