@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.runtimes.native.config import read_config
 from autotune.runtimes.native.engine import Engine
@@ -86,6 +87,33 @@ def test_stacking_keeps_every_expert_and_no_second_copy(bits: int) -> None:
         assert new.gate_up.nbytes == old.gate_up.nbytes
     stack = after.of.gate_up.weight
     assert all(new.gate_up.data.untyped_storage().data_ptr() == stack.data_ptr() for new in after)
+
+
+class Unread(TorchDispatchMode):
+    """Fails at what makes a GPU's host wait for a value, and so cannot be captured in a CUDA graph."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        reads = (
+            aten._local_scalar_dense,
+            aten.nonzero,
+            aten.bincount,
+            aten.masked_select,
+            aten._unique2,
+            aten.unique_dim,
+        )
+        assert func.overloadpacket not in reads, f"{func} reads a tensor on the host"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_the_host_never_reads_the_routing(bits: int) -> None:
+    made = layer(cuda.make_linear, bits)
+    with Unread(), pytest.raises(AssertionError, match="on the host"):
+        made(random(3, 64))  # expert by expert it does
+    made.experts = Grouped.where_possible(made.experts)
+    with Unread():
+        made(random(3, 64))
 
 
 def test_experts_stored_in_different_ways_stay_apart() -> None:
