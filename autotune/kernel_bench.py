@@ -25,7 +25,7 @@ class KernelBench:
     def of(cls, process: KernelProcess) -> KernelBench:
         """With the space that the kernel says it has. Raises EngineError when it has none here."""
         found = process.describe()
-        space = kernel_space(str(found["backend"]), found.get("facts", {}), found.get("defaults", {}))
+        space = kernel_space(process.operator.backend, found.get("facts", {}), found.get("defaults", {}))
         return cls(process, space)
 
     def measure(self, config: Config, seed: int, name: str = "trial") -> Outcome:

@@ -50,11 +50,11 @@ class KernelSetting:
         """Bytes of weights that pass between two uses of one: all of the model's, or twice the last-level cache."""
         return min(int(sum(self.model.parameters.values()) * _width(operator.dtype)), 2 * self.cache)
 
-    def scenario(self, operator: Operator, backend: str = "cpu") -> Scenario:
+    def scenario(self, operator: Operator) -> Scenario:
         resident = self.footprint(operator) < 2 * self.cache
         return Scenario(
             hardware=self.machine,
-            engine=f"kernels/{backend}",
+            engine=f"kernels/{operator.backend}",
             engine_build=self.build,
             model={
                 "name": operator.key, "op": operator.op, "dtype": operator.dtype, "outputs": operator.outputs,
@@ -70,7 +70,7 @@ class KernelSetting:
         process = KernelProcess(operator, self.footprint(operator), logs / "kernel.log")
         try:
             bench = KernelBench.of(process)
-            key = store.ensure(self.scenario(operator, bench.space.engine.removeprefix("kernels/")))
+            key = store.ensure(self.scenario(operator))
             plan = self.plan
             yield Tuner(Study(key, OBJECTIVE, plan.budget, plan.seed, plan.finalists, plan.blocks), bench, store)
         finally:
@@ -83,7 +83,7 @@ class KernelSetting:
             if not scenario.engine.startswith("kernels/"):
                 continue
             operator = Operator.parse(str(scenario.model["name"]))
-            if self.scenario(operator, scenario.engine.removeprefix("kernels/")).key != scenario.key:
+            if self.scenario(operator).key != scenario.key:
                 continue  # other hardware, other kernels, or weights that come from elsewhere
             results = list(decided(store.trials(scenario.key, stage="confirm"), scenario))
             if results:
@@ -98,7 +98,8 @@ def prepare(plan: Plan) -> KernelSetting:
     plan = replace(plan, **usual)  # type: ignore[arg-type]
     folder = Path(plan.model) if plan.model else reference_model()
     model, machine = models.facts(folder), hardware.probe()
-    wanted = tuple(operators.operators(read_config(folder), plan.only, plan.knobs))
+    gpu = machine.kind == "gpu"
+    wanted = tuple(operators.operators(read_config(folder), plan.only, plan.knobs, gpu))
     if not wanted:
         raise PlanError(f"--only {plan.only!r} leaves no operator; names are such as linear/int8-bf16/512x256/16")
     cache = hardware.cache_bytes(machine.kind)

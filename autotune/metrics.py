@@ -145,7 +145,7 @@ METRICS: dict[str, Metric] = {
         Metric("communication_bytes", "B", "lower", ".4g", "Tensors that the ranks of a layout exchanged."),
         Metric("kl_mean", "nat", "lower", ".4g", "Mean KL divergence a token from the full-width model."),
         Metric("perplexity", "1", "lower", ".4g", "Perplexity on the held-out text."),
-        Metric("op_s", "s", "lower", ".4g", "Median time of one call of an operator."),
+        Metric("op_s", "s", "lower", ".4g", "Median time of one call of an operator (on a CPU, of its thread)."),
         Metric("op_error", "1", "lower", ".2g", "Error of an operator's answer relative to the reference's norm."),
         Metric("perplexity_ratio", "1", "lower", ".4f", "Perplexity relative to the full-width model's."),
     )

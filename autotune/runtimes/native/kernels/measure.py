@@ -1,4 +1,4 @@
-"""The child's side of kernel tuning: one operator, built as an engine builds it, checked and timed under any choice.
+"""The child's side of kernel tuning: one operator, checked and timed under any choice.
 
 Timed are the engine's own objects, called one after another over as many copies as the engine would read between two
 uses of one, so that weights come from where they come from in a decode step: the last-level cache, or memory.
@@ -13,81 +13,63 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from autotune.outcome import Status
 from autotune.runtimes.native.kernels import tuning
 from autotune.runtimes.native.kernels.process import Timing
+from autotune.runtimes.native.kernels.products import Call, product
 from autotune.runtimes.native.kernels.tuning import Operator
-from autotune.runtimes.native.quant.linear import Stored, make_linear
 
-SAMPLES = 7
-SAMPLE_SECONDS = 0.002
-"""A sample repeats the product for at least this long: the clock and one interruption then weigh little."""
+SAMPLES = (5, 31)
+SAMPLE_SECONDS = 0.0005
+"""Short enough that most samples fall between two interruptions, so that their median has none."""
+MEASURE_SECONDS = 0.025
 MOST_COPIES = 512
-TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
-"""Largest error, relative to the answer's norm, by the type of the product; bf16 keeps eight bits."""
 
 
-class Product:
-    """One operator over fresh random weights. Raises NotImplementedError where the engine stores them otherwise."""
+class Bench:
+    """One operator over fresh random weights of ``footprint`` bytes together."""
 
     def __init__(self, operator: Operator, footprint: int) -> None:
-        self.operator = operator
-        source = torch.Generator().manual_seed(operator.outputs * 1_000_003 + operator.inputs)
-        shape = (operator.outputs, operator.inputs)
-        weight = torch.randn(shape, generator=source, device="cpu") * operator.inputs**-0.5
-        self.x = torch.randn(operator.rows, operator.inputs, generator=source, device="cpu")
-        if torch.cuda.is_available():
-            weight, self.x = weight.cuda(), self.x.cuda()
-        self.footprint, self._next = footprint, 0
-        storage, _, compute = operator.dtype.partition("-")
-        kind, _, group = storage.partition("g")
-        self.limit = TOLERANCE[compute or storage]
-        bits = {"int8": 8, "int4": 4}.get(kind, 16)
-        self._weight = (weight, bits, compute or storage, int(group or 64))
-        self.copies: list[Stored] = [self._make()]
-        if self.copies[0].dtype != operator.dtype:
-            raise NotImplementedError(f"an engine stores {shape} as {self.copies[0].dtype}, not {operator.dtype}")
-        self.reference = self.x.double() @ self.copies[0].dense().double().t()
-
-    def _make(self) -> Stored:
-        return make_linear(*self._weight)
-
-    def describe(self) -> dict[str, Any]:
-        """Backend, facts and defaults of `search_spaces.kernels.kernel_space`."""
-        return dict(self.copies[0].tunable(self.operator.rows))
+        self.operator, self.product = operator, product(operator)
+        self.count = min(max(footprint // max(self.product.nbytes, 1), 1), MOST_COPIES)
+        self.copies: list[Call] = []
+        self._next = 0
 
     def measure(self, choice: Mapping[str, Any]) -> Timing:
         """Take ``choice`` for every copy, check one answer and time them all."""
+        if not self.copies:
+            self.reference = self.product.reference()
+            self.copies = [self.product.copy() for _ in range(self.count)]
         tuning.use({self.operator.key: choice})
-        count = min(max(self.footprint // max(self.copies[0].nbytes, 1), 1), MOST_COPIES)
-        self.copies += [self._make() for _ in range(count - len(self.copies))]
-        for copy in self.copies:
-            copy.tune()
-        answer = self.copies[-1](self.x).double()
+        self.product.tune(self.copies)
+        answer, limit = self.copies[-1](self.product.x).double(), self.product.limit
         error = float((answer - self.reference).norm() / self.reference.norm().clamp(min=1e-30))
-        if not error <= self.limit:  # also when it is not a number
-            return Timing(error, self.limit, ())
-        calls = max(1, round(SAMPLE_SECONDS / max(self._sample(1), 1e-9)))
-        return Timing(error, self.limit, tuple(self._sample(calls) for _ in range(SAMPLES)))
+        if not error <= limit:  # also when it is not a number
+            return Timing(error, limit, ())
+        once = max(min(self._sample(1) for _ in range(3)), 1e-9)
+        calls = max(1, round(SAMPLE_SECONDS / once))
+        samples = min(max(round(MEASURE_SECONDS / (calls * once)), SAMPLES[0]), SAMPLES[1])
+        return Timing(error, limit, tuple(self._sample(calls) for _ in range(samples)))
 
     def _sample(self, calls: int) -> float:
         """Seconds a call, a mean of ``calls``; each takes the copy that was used longest ago."""
-        x, count, first = self.x, len(self.copies), self._next
-        batch = [self.copies[(first + index) % count] for index in range(calls)]
-        self._next = (first + calls) % count
-        _wait(x)
-        start = time.perf_counter()
+        x, first = self.product.x, self._next
+        batch = [self.copies[(first + index) % self.count] for index in range(calls)]
+        self._next = (first + calls) % self.count
+        start = _clock()
         for copy in batch:
             copy(x)
-        _wait(x)
-        return (time.perf_counter() - start) / calls
+        return (_clock() - start) / calls
 
 
-def _wait(x: Tensor) -> None:
-    if x.is_cuda:
+def _clock() -> float:
+    """Seconds when all work so far is done. On a CPU this thread's own: the products run on no other, and what other
+    processes take meanwhile is not the kernel's."""
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.thread_time()
 
 
 def serve(pipe: Connection, key: str, footprint: int) -> None:
@@ -95,12 +77,12 @@ def serve(pipe: Connection, key: str, footprint: int) -> None:
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
     try:
-        product = Product(Operator.parse(key), footprint)
-        pipe.send(("ready", product.describe()))
+        bench = Bench(Operator.parse(key), footprint)
+        pipe.send(("ready", bench.product.describe()))
         while True:
             choice = pipe.recv()
             try:
-                pipe.send(("timed", product.measure(choice)))
+                pipe.send(("timed", bench.measure(choice)))
             except (RuntimeError, ValueError, NotImplementedError) as error:
                 traceback.print_exc()
                 pipe.send(("failed", *classify(error)))

@@ -36,22 +36,31 @@ def packable(config: ModelConfig) -> list[Shape]:
 
 
 def operators(
-    config: ModelConfig, only: str = "", knobs: Mapping[str, Sequence[Value]] | None = None
+    config: ModelConfig, only: str = "", knobs: Mapping[str, Sequence[Value]] | None = None, gpu: bool = False
 ) -> list[Operator]:
-    """Every product of packable weights: one a width, a group, a type of unpacked products and a number of rows.
+    """Every product of packable weights: one a width, a group, a type of products and a number of rows.
 
     ``knobs`` are a plan's limits of the engine's space, whose excluded widths, groups and types are left out; groups
-    other than the usual are in only when it names them. ``only`` keeps the operators whose key contains it.
+    other than the usual are in only when it names them. ``only`` keeps the operators whose key contains it. With
+    ``gpu`` they are those of the Triton kernels; 16-bit products are then torch's own and have no choice.
     """
     limits = knobs or {}
     found = [
-        Operator("linear", dtype, outputs, inputs, rows)
+        Operator(op, dtype, outputs, inputs, rows)
         for outputs, inputs in packable(config)
         for dtype, group in _dtypes(limits)
         if inputs % group == 0
+        for op, dtype in (_triton(dtype) if gpu else [("linear", dtype)])
         for rows in ROWS
     ]
-    return [operator for operator in found if only in operator.key]
+    return [operator for operator in dict.fromkeys(found) if only in operator.key]
+
+
+def _triton(dtype: str) -> list[tuple[str, str]]:
+    """The Triton ops of a stored type; int8 weights are multiplied by wide activations or by int8 ones."""
+    if dtype.startswith("int8"):
+        return [("w8a16", dtype), ("w8a8", "int8-int8")]
+    return [("w4a16", dtype)] if dtype.startswith("int4") else []
 
 
 def _dtypes(limits: Mapping[str, Sequence[Value]]) -> Iterator[tuple[str, int]]:

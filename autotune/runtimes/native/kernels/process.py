@@ -49,7 +49,7 @@ class KernelProcess:
         self._described: Mapping[str, Any] = {}
 
     def describe(self) -> Mapping[str, Any]:
-        """Backend, facts and defaults of `search_spaces.kernels.kernel_space`, from the kernel itself."""
+        """Facts and defaults of `search_spaces.kernels.kernel_space`, from the kernel itself."""
         self._started()
         return self._described
 

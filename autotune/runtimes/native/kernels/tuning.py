@@ -40,6 +40,11 @@ class Operator:
     rows: int
 
     @property
+    def backend(self) -> str:
+        """Whose meta-parameters these are: the C kernels' of a stored weight, or those of the Triton kernel ``op``."""
+        return "cpu" if self.op == "linear" else "triton"
+
+    @property
     def key(self) -> str:
         return f"{self.op}/{self.dtype}/{self.outputs}x{self.inputs}/{self.rows}"
 
@@ -69,12 +74,18 @@ class Table:
     def __init__(self, entries: Entries) -> None:
         self.entries = {key: dict(entries[key]) for key in sorted(entries)}
         self._known = [Operator.parse(key) for key in self.entries]
+        self._found: dict[Operator, Choice | None] = {}
         self.said: dict[str, str] = {}
 
     def find(self, wanted: Operator) -> Choice | None:
         """The tuned choice, None where there is none near enough; of equally near ones the first by name."""
         if not self._known:
             return None
+        if wanted not in self._found:  # a kernel asks at each call
+            self._found[wanted] = self._search(wanted)
+        return self._found[wanted]
+
+    def _search(self, wanted: Operator) -> Choice | None:
         near = min(self._known, key=lambda known: (wanted.distance(known), known.key))
         apart = wanted.distance(near)
         if math.isinf(apart):

@@ -82,8 +82,8 @@ class Stored:
         """What `search_spaces.kernels.kernel_space` needs to know of products of ``rows`` rows."""
         if not self._usual:
             refused = {"path=packed": cpu.refusal() or f"the C kernels take multiples of {cpu.LANES} inputs"}
-            return {"backend": "cpu", "facts": {"compiled": False, "refused": refused}}
-        return {"backend": "cpu", "defaults": {"path": "packed" if rows <= self._usual else "dense"}}
+            return {"facts": {"compiled": False, "refused": refused}}
+        return {"defaults": {"path": "packed" if rows <= self._usual else "dense"}}
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
