@@ -1,4 +1,4 @@
-"""How a matrix product is cut into blocks on a GPU: the meta-parameters and their defaults. Knows no kernel."""
+"""How a matrix product is cut into blocks on a GPU: as tuned for its shape, or by default. Knows no kernel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+
+from autotune.runtimes.native.kernels import tuning
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +61,12 @@ def default(rows: int, outputs: int, inputs: int, step: int) -> Blocks:
     while tiles * split < 2 * processors() and inputs // (2 * split) >= 2 * depth:
         split *= 2
     return Blocks(16, 64, depth, split, 4, 4)
+
+
+def chosen(op: str, dtype: str, sizes: tuple[int, int, int], step: int) -> Blocks:
+    """The tuned blocks of a product of ``sizes`` (rows, outputs, inputs), else `default`'s; see `tuning.Operator`."""
+    table, (rows, outputs, inputs) = tuning.current(), sizes
+    if not table.entries:
+        return default(rows, outputs, inputs, step)
+    choice = table.find(tuning.Operator(op, dtype, outputs, inputs, tuning.bucket(rows)))
+    return Blocks(**choice) if choice is not None else default(rows, outputs, inputs, step)  # type: ignore[arg-type]

@@ -131,14 +131,16 @@ class TritonProduct:
             "rows": self.operator.rows,
             "inputs": self.operator.inputs,
             "group": max(self._group, 1),
-            "weight_bytes": 0.5 if self._group else 1,
+            "weight_bytes": 0.5 + 4 / self._group if self._group else 1,  # with the 16-bit scale and minimum of a group
             "activation_bytes": 4 if self._dot is not None else 1,
             "least_k": 16 if self._dot is not None else 32,
         }
         if self.x.is_cuda:
             from triton.runtime import driver
 
-            facts["shared_bytes"] = driver.active.utils.get_device_properties(self.x.device.index or 0)["max_shared_mem"]
+            facts["shared_bytes"] = driver.active.utils.get_device_properties(self.x.device.index or 0)[
+                "max_shared_mem"
+            ]
         names = ("m", "n", "k", "split", "warps", "stages")
         return {"facts": facts, "defaults": {name: getattr(default, name) for name in names}}
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from autotune.runtimes.native.kernels.blocks import Blocks, default
+from autotune.runtimes.native.kernels.blocks import NAMES, Blocks, chosen, default
 from autotune.runtimes.native.kernels.tiles import TRITON, product
 
 
@@ -45,7 +45,8 @@ def kernel(
 def matmul(x: Tensor, packed: Tensor, scale: Tensor, low: Tensor, dot: torch.dtype) -> Tensor:
     """See the reference."""
     group = x.shape[1] // scale.shape[1]
-    return launch(default(len(x), len(packed), x.shape[1], group), x, packed, (scale, low), dot)
+    sizes = (len(x), len(packed), x.shape[1])
+    return launch(chosen("w4a16", f"int4g{group}-{NAMES[dot]}", sizes, group), x, packed, (scale, low), dot)
 
 
 def launch(blocks: Blocks, x: Tensor, packed: Tensor, scales: tuple[Tensor, Tensor], dot: torch.dtype) -> Tensor:

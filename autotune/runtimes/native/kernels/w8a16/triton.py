@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from autotune.runtimes.native.kernels.blocks import Blocks, default
+from autotune.runtimes.native.kernels.blocks import NAMES, Blocks, chosen, default
 from autotune.runtimes.native.kernels.tiles import TRITON, product
 
 
@@ -42,7 +42,8 @@ def kernel(
 
 def matmul(x: Tensor, codes: Tensor, scale: Tensor, dot: torch.dtype) -> Tensor:
     """See the reference."""
-    return launch(default(len(x), len(codes), x.shape[1], 16), x, codes, scale, dot)
+    sizes = (len(x), len(codes), x.shape[1])
+    return launch(chosen("w8a16", f"int8-{NAMES[dot]}", sizes, 16), x, codes, scale, dot)
 
 
 def launch(blocks: Blocks, x: Tensor, codes: Tensor, scale: Tensor, dot: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from autotune.runtimes.native.kernels.blocks import Blocks, default
+from autotune.runtimes.native.kernels.blocks import Blocks, chosen, default
 from autotune.runtimes.native.kernels.tiles import plain_tile, rows_tile
 
 ROUNDER = tl.constexpr(12582912.0)
@@ -69,7 +69,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def matmul(x: Tensor, rows_scale: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """See the reference."""
-    return launch(default(len(x), len(codes), x.shape[1], 32), (x, rows_scale), codes, scale)
+    return launch(chosen("w8a8", "int8-int8", (len(x), len(codes), x.shape[1]), 32), (x, rows_scale), codes, scale)
 
 
 def launch(blocks: Blocks, activations: tuple[Tensor, Tensor], codes: Tensor, scale: Tensor) -> Tensor:
