@@ -17,8 +17,9 @@ import torch
 from autotune.outcome import Status
 from autotune.runtimes.native.kernels import tuning
 from autotune.runtimes.native.kernels.process import Timing
-from autotune.runtimes.native.kernels.products import Call, product
+from autotune.runtimes.native.kernels.products import Product
 from autotune.runtimes.native.kernels.tuning import Operator
+from autotune.runtimes.native.quant.linear import Stored
 
 SAMPLES = (5, 31)
 SAMPLE_SECONDS = 0.0005
@@ -31,9 +32,9 @@ class Bench:
     """One operator over fresh random weights of ``footprint`` bytes together."""
 
     def __init__(self, operator: Operator, footprint: int) -> None:
-        self.operator, self.product = operator, product(operator)
-        self.count = min(max(footprint // max(self.product.nbytes, 1), 1), MOST_COPIES)
-        self.copies: list[Call] = []
+        self.operator, self.product = operator, Product(operator)
+        self.count = min(max(footprint // max(self.product.first.nbytes, 1), 1), MOST_COPIES)
+        self.copies: list[Stored] = []
         self._next = 0
 
     def measure(self, choice: Mapping[str, Any]) -> Timing:
@@ -42,7 +43,8 @@ class Bench:
             self.reference = self.product.reference()
             self.copies = [self.product.copy() for _ in range(self.count)]
         tuning.use({self.operator.key: choice})
-        self.product.tune(self.copies)
+        for copy in self.copies:
+            copy.tune()
         answer, limit = self.copies[-1](self.product.x).double(), self.product.limit
         error = float((answer - self.reference).norm() / self.reference.norm().clamp(min=1e-30))
         if not error <= limit:  # also when it is not a number
@@ -78,7 +80,7 @@ def serve(pipe: Connection, key: str, footprint: int) -> None:
     torch.set_num_threads(1)
     try:
         bench = Bench(Operator.parse(key), footprint)
-        pipe.send(("ready", bench.product.describe()))
+        pipe.send(("ready", bench.product.first.tunable(bench.operator.rows)))
         while True:
             choice = pipe.recv()
             try:

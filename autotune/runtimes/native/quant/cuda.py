@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from autotune.runtimes.native.kernels import tuning
+from autotune.runtimes.native.kernels.blocks import default
 from autotune.runtimes.native.kernels.experts.reference import Stack
 from autotune.runtimes.native.kernels.w4a16 import reference as w4a16
 from autotune.runtimes.native.kernels.w8a16 import reference as w8a16
@@ -31,9 +34,32 @@ class Cuda(Stored):
         self.dot = DOT[compute]
         self._backend: Any = importlib.import_module(f"{PACKAGE}.{self.op}.triton")
 
+    @property
+    def _step(self) -> int:
+        """What the inputs of a tile must be a multiple of."""
+        return self.group or (32 if self.op == "w8a8" else 16)
+
     def tune(self) -> None:
-        """The kernels look their blocks up at each call."""
+        """The kernels look their blocks up at each call; asked for here, it is said before the first."""
         self.few, self._library, self._builds = 0, None, []
+        tuning.current().by_rows(self.op, "int8-int8" if self.op == "w8a8" else self.dtype, *self.shape)
+
+    def tunable(self, rows: int) -> dict[str, Any]:
+        integers = self.op == "w8a8"
+        facts: dict[str, Any] = {
+            "rows": rows,
+            "inputs": self.shape[1],
+            "group": max(self.group, 1),
+            "weight_bytes": 0.5 + 4 / self.group if self.group else 1,  # with the group's 16-bit scale and minimum
+            "activation_bytes": 1 if integers else 4,
+            "least_k": 32 if integers else 16,
+        }
+        if self.data.is_cuda:
+            from triton.runtime import driver
+
+            device = driver.active.utils.get_device_properties(self.data.device.index or 0)
+            facts["shared_bytes"] = device["max_shared_mem"]
+        return {"facts": facts, "defaults": asdict(default(rows, *self.shape, self._step))}
 
 
 class Cuda8(Cuda):

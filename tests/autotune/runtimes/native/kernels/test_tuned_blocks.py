@@ -30,7 +30,7 @@ def untuned() -> Iterator[None]:
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.op)
 def test_every_choice_that_the_space_allows_answers_as_the_reference(operator: Operator) -> None:
     bench = Bench(operator, 1)
-    found = bench.product.describe()
+    found = bench.product.first.tunable(operator.rows)
     space = kernel_space("triton", found["facts"], found["defaults"])
     assert space.broken(space.default()) == ()
     for choice in (space.default(), space.complete({"m": 16, "n": 32, "k": 32, "split": 2, "warps": 2, "stages": 1})):
