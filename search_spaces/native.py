@@ -78,12 +78,15 @@ def _splits_a_group(config: Mapping[str, Value], facts: Facts) -> bool:
     """Whether a part of a packed weight would not be whole groups of inputs, so that it would be stored wider."""
     inputs: Mapping[str, Sequence[int]] = facts.get("inputs", {})
     tp, ep = int(config["tp"]), int(config["ep"])
-    units = {4: int(config.get("bits_group_size", 64)), 8: LANES, 16: 1}
+    # What does not take 4 bits is stored at 8.
+    units = {4: (int(config.get("bits_group_size", 64)), LANES), 8: (LANES,), 16: ()}
     for name, width in vector(config, facts.get("mlps", ())).items() if tp > 1 else ():
         group = name.split(".")[-1]
-        unit, parts = units[width], max(tp // ep, 1) if group == "experts" else tp
-        if any(size % unit == 0 and size % (unit * parts) for size in inputs.get(group, ())):
-            return True
+        parts = max(tp // ep, 1) if group == "experts" else tp
+        for size in inputs.get(group, ()):
+            unit = next((unit for unit in units[width] if size % unit == 0), 1)
+            if size % (unit * parts):
+                return True
     return False
 
 
@@ -261,11 +264,6 @@ RULES = (
         "long",
         "bits_long must be wider than the narrowest weight, or it changes nothing",
         lambda c, facts: bool(c.get("bits_long")) and int(c["bits_long"]) <= min(used(c)),
-    ),
-    Rule(
-        "long_ranks",
-        "the two widths of bits_long live on one rank so far: tp, pp and ep must be 1",
-        lambda c, facts: bool(c.get("bits_long")) and int(c["tp"]) * int(c["pp"]) * int(c["ep"]) > 1,
     ),
 )
 

@@ -54,24 +54,37 @@ def build_decoder(
     """The decoder, or with a ``mesh`` this rank's part of it, without its pools."""
     place = mesh.place if mesh is not None else Place()
     wide = 2 if widths.compute == "bf16" else 4
-    shape, rows = (config.vocab_size, config.hidden_size), place.share.of(config.vocab_size)
-    embed: Any = None
-    head: Any = None
-    if place.first:
-        table = checkpoint.tensor("embed_tokens.weight", shape, rows)
-        embed = Embedding(table, widths.bits["embedding"], widths.compute)
+    embed = build_embedding(config, checkpoint, widths, mesh)
     indices = stage_layers(config, widths.bits, widths.group, wide, place)
     layers = [build_layer(config, Reader(checkpoint, i, mesh), widths, i, recipe) for i in indices]
     norm = checkpoint.tensor("norm.weight", (config.hidden_size,))
-    if place.last:
-        head = widths.linear("lm_head", checkpoint.tensor("lm_head.weight", shape, rows))
-    if mesh is not None and place.layout.tp > 1:
-        embed = sharded.SplitEmbedding(embed, rows.start, mesh) if place.first else None
-        head = sharded.Gathered(head, mesh) if place.last else None
+    head = build_head(config, checkpoint, widths, mesh)
     local, read = place.local(config), recipe.kernels["hyper"]
     if mesh is None or place.layout.pp == 1:
         return Decoder(local, embed, layers, norm, head, read)
     return sharded.StagedDecoder(local, embed, layers, norm, head, read).join(mesh, indices.start)
+
+
+def build_embedding(config: ModelConfig, checkpoint: Checkpoint, widths: Widths, mesh: Mesh | None) -> Any:
+    """The token vectors; nothing on a later pipeline stage."""
+    place = mesh.place if mesh is not None else Place()
+    if not place.first:
+        return None
+    rows = place.share.of(config.vocab_size)
+    table = checkpoint.tensor("embed_tokens.weight", (config.vocab_size, config.hidden_size), rows)
+    made = Embedding(table, widths.bits["embedding"], widths.compute)
+    return made if mesh is None or place.layout.tp == 1 else sharded.SplitEmbedding(made, rows.start, mesh)
+
+
+def build_head(config: ModelConfig, checkpoint: Checkpoint, widths: Widths, mesh: Mesh | None) -> Any:
+    """The output projection; nothing on an earlier pipeline stage."""
+    place = mesh.place if mesh is not None else Place()
+    if not place.last:
+        return None
+    rows = place.share.of(config.vocab_size)
+    weight = checkpoint.tensor("lm_head.weight", (config.vocab_size, config.hidden_size), rows)
+    made = widths.linear("lm_head", weight)
+    return made if mesh is None or place.layout.tp == 1 else sharded.Gathered(made, mesh)
 
 
 def build_layer(config: ModelConfig, read: Reader, widths: Widths, index: int, recipe: Recipe) -> Layer:

@@ -16,13 +16,13 @@ from torch import Tensor
 from autotune.runtimes.base import Score
 from autotune.runtimes.native import capture, graphs, transfers
 from autotune.runtimes.native.blocks import Blocks
-from autotune.runtimes.native.build import Reader, build_decoder, build_layer
+from autotune.runtimes.native.build import Reader, build_decoder, build_head, build_layer
 from autotune.runtimes.native.cache import state_bytes
 from autotune.runtimes.native.config import ModelConfig, read_config
 from autotune.runtimes.native.kernels import select
-from autotune.runtimes.native.model import Layer, Recipe, Segment, Widths
+from autotune.runtimes.native.model import Recipe, Segment, Widths
 from autotune.runtimes.native.quant.calibrate import input_means
-from autotune.runtimes.native.quant.policy import by_length
+from autotune.runtimes.native.quant.policy import Makers, by_length
 from autotune.runtimes.native.scheduler import Scheduler, Sequence, places, step_rows
 from autotune.runtimes.native.weights import Checkpoint
 from search_spaces import Value, bits
@@ -91,10 +91,11 @@ class Engine:
             str(config["state_dtype"]),
         )
 
-        def layer(widths: Widths, index: int) -> Layer:
-            return build_layer(self.model, Reader(checkpoint, index, mesh), widths, index, recipe)
-
-        self.lengths = by_length(self.decoder, self.widths, config, layer, checkpoint)
+        make = Makers(
+            lambda widths, index: build_layer(self.model, Reader(checkpoint, index, mesh), widths, index, recipe),
+            lambda widths: build_head(self.model, checkpoint, widths, mesh),
+        )
+        self.lengths = by_length(self.decoder, self.widths, config, make)
         for decoder in self.lengths.decoders:
             self.graphs.bind(decoder)
         frame = capture.Frame(size, self.scheduler.max_seqs, self.blocks.count)

@@ -10,6 +10,8 @@ Found = list[list[Any]]
 """By replica and rank."""
 EVERYWHERE = ("_bytes", "cpu_seconds")
 """Ends of the names of counts that every rank has its own of, and that add up."""
+STORED = ("bits_stored", "bits_stored_long")
+"""What each pipeline stage tells of its own layers."""
 SLOWEST = ("_seconds", "_share", "_fraction", "_rate", "fragmentation")
 """Ends of names of which the largest of any rank is told."""
 
@@ -46,7 +48,7 @@ def effective(found: Found, config: Mapping[str, Any]) -> dict[str, Any]:
     del merged["stage"]
     return merged | {
         "kernels": ",".join(sorted(kernels)),
-        "bits_stored": dict(chain.from_iterable(rank["bits_stored"].items() for rank in ranks)),
+        **{name: dict(chain.from_iterable(r[name].items() for r in ranks)) for name in STORED if name in merged},
         "dp": len(found),
         "stages": list(stages.values()),
     }

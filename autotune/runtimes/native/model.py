@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -187,6 +188,14 @@ class Decoder:
         self.write: Callable[..., Tensor] = hyper.write
         for layer in layers:
             layer.read_by(read)
+
+    def with_weights(self, layers: list[Layer], head: Linear) -> Self:
+        """The same decoder over other layers and another output projection."""
+        made = copy.copy(self)
+        made.layers, made.head = layers, head
+        for layer in layers:
+            layer.read_by(self.read)
+        return made
 
     def attach(self, tokens: int, slots: int, kv_dtype: str, state_dtype: str) -> None:
         """Allocate the pools: ``tokens`` latents a sparse layer, ``slots`` sequences' states a layer."""

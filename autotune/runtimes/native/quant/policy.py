@@ -16,7 +16,7 @@ from autotune.runtimes.native.capture import Steps
 from autotune.runtimes.native.inspect import packed_parts
 from autotune.runtimes.native.model import Decoder, Layer, Widths
 from autotune.runtimes.native.moe import MoE
-from autotune.runtimes.native.weights import Checkpoint
+from autotune.runtimes.native.quant.linear import Linear
 from search_spaces import Value
 from search_spaces.bits import layer_groups
 
@@ -78,35 +78,35 @@ class SplitSteps:
         return {name: value + other[name] for name, value in self.short.counters().items()}
 
 
-Make = Callable[[Widths, int], Layer]
-"""Builds a layer of the whole model at other widths."""
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """Build, at other widths, a layer by its number in the whole model, and the output projection."""
+
+    layer: Callable[[Widths, int], Layer]
+    head: Callable[[Widths], Linear]
 
 
-def by_length(
-    short: Decoder, widths: Widths, config: Mapping[str, Value], make: Make, checkpoint: Checkpoint
-) -> Lengths:
+def by_length(short: Decoder, widths: Widths, config: Mapping[str, Value], make: Makers) -> Lengths:
     """The decoders that ``bits_long`` asks for; ``short`` has been built at ``widths`` and has its pools."""
     if not config.get("bits_long"):
         return Lengths(short)
-    head = checkpoint.tensor("lm_head.weight", (short.config.vocab_size, short.config.hidden_size))
-    return Lengths(short, widen(short, widths, int(config["bits_long"]), make, head), int(config["bits_long_from"]))
+    return Lengths(short, widen(short, widths, int(config["bits_long"]), make), int(config["bits_long_from"]))
 
 
-def widen(short: Decoder, widths: Widths, bits: int, make: Make, head: Tensor) -> Decoder:
+def widen(short: Decoder, widths: Widths, bits: int, make: Makers) -> Decoder:
     """A second decoder whose weights have at least ``bits``, over the same pools, embedding, norms and fp32 parts.
 
-    Groups that have that width already are shared, not copied. ``head`` is the output projection at full width.
+    Groups that have that width already are shared, not copied.
     """
     wide = replace(widths, bits={key: max(width, bits) for key, width in widths.bits.items()})
     config, layers = short.config, []
-    for index, layer in enumerate(short.layers):
+    for index, layer in enumerate(short.layers, short.start):
         groups = layer_groups(config.mlps[index])
         changed = {group for group in groups if _differs(f"{index}.{group}", widths, wide)}
         if changed:
-            layer = _merged(layer, make(wide, index), changed)
+            layer = _merged(layer, make.layer(wide, index), changed)
         layers.append(layer)
-    stored = wide.linear("lm_head", head) if _differs("lm_head", widths, wide) else short.head
-    return Decoder(config, short.embed, layers, short.norm, stored, short.read)
+    return short.with_weights(layers, make.head(wide) if _differs("lm_head", widths, wide) else short.head)
 
 
 def _differs(key: str, widths: Widths, wide: Widths) -> bool:
@@ -123,7 +123,7 @@ def _merged(old: Layer, new: Layer, changed: set[str]) -> Layer:
         mlp = new.mlp
     elif changed != {"attention"}:
         assert isinstance(old.mlp, MoE) and isinstance(new.mlp, MoE)
-        experts = (new.mlp if "experts" in changed else old.mlp).experts
-        shared = (new.mlp if "shared" in changed else old.mlp).shared
-        mlp = MoE(old.mlp.router, old.mlp.bias, experts, shared, old.mlp.top_k, old.mlp.scaling)
+        mlp = copy.copy(old.mlp)
+        mlp.experts = (new.mlp if "experts" in changed else old.mlp).experts
+        mlp.shared = (new.mlp if "shared" in changed else old.mlp).shared
     return Layer(attention, mlp, old.hc)
