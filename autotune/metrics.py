@@ -141,7 +141,7 @@ METRICS: dict[str, Metric] = {
         Metric("recomputed_fraction", "1", "lower", ".2%", "Share of prefilled tokens computed before a preemption."),
         Metric("preemptions", "1", "lower", ".0f", "Sequences put back because the cache ran out."),
         Metric("communication_s", "s", "lower", ".4g", "Time of the slowest rank in exchanges of tensors."),
-        Metric("communication_share", "1", "lower", ".2%", "Exchanges as a share of the time in engine steps."),
+        Metric("communication_share", "1", "lower", ".2%", "Exchanges as a share of the time that ranks work."),
         Metric("communication_bytes", "B", "lower", ".4g", "Tensors that the ranks of a layout exchanged."),
         Metric("kl_mean", "nat", "lower", ".4g", "Mean KL divergence a token from the full-width model."),
         Metric("perplexity", "1", "lower", ".4g", "Perplexity on the held-out text."),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping
+from collections.abc import Sequence as Ids
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from autotune.runtimes.base import Score
 from autotune.runtimes.native.collectives import Mesh, PeerError
 from autotune.runtimes.native.engine import Engine, Event
 from autotune.runtimes.native.layout import Place
@@ -21,24 +23,30 @@ class Member(Engine):
     def __init__(self, folder: Path, config: Mapping[str, Any], place: Place, mesh: Mesh | None) -> None:
         super().__init__(folder, config, mesh=mesh)
         self.place, self.mesh = place, mesh
-        self.step_seconds = 0.0
+        self.working_seconds = 0.0
 
     def step(self) -> list[Event]:
         start = time.perf_counter()
         events = super().step()
-        self.step_seconds += time.perf_counter() - start
+        self.working_seconds += time.perf_counter() - start
         return events
+
+    def score(self, sequences: Ids[Ids[int]], top: int) -> list[Score]:
+        start = time.perf_counter()
+        found = super().score(sequences, top)
+        self.working_seconds += time.perf_counter() - start
+        return found
 
     def reset(self) -> None:
         super().reset()
-        self.step_seconds = 0.0
+        self.working_seconds = 0.0
         if self.mesh is not None:
             self.mesh.reset()
 
     def counters(self) -> dict[str, float]:
-        """Also seconds in steps and in exchanges, and bytes exchanged."""
+        """Also seconds in steps and scores, those of them in exchanges, and bytes exchanged."""
         exchanged = {} if self.mesh is None else self.mesh.counters()
-        return {**super().counters(), "step_seconds": self.step_seconds, **exchanged}
+        return {**super().counters(), "working_seconds": self.working_seconds, **exchanged}
 
     def effective(self) -> dict[str, Any]:
         """Also the layout as it came about: sizes of the groups, and the layers of this stage."""

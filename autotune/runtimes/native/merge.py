@@ -19,7 +19,7 @@ SLOWEST = ("_seconds", "_share", "_fraction", "_rate", "fragmentation")
 def counters(found: Found, _: Mapping[str, Any]) -> dict[str, float]:
     """Bytes and CPU seconds of all ranks together, times of the slowest, and everything else of each replica once.
 
-    ``communication_share``: of the time in steps, what its slowest rank spent in exchanges.
+    ``communication_share``: of the time in steps and scores, what the rank that waited most spent in exchanges.
     """
     ranks = list(chain.from_iterable(found))
     merged = {}
@@ -31,9 +31,9 @@ def counters(found: Found, _: Mapping[str, Any]) -> dict[str, float]:
             merged[name] = max(values)
         else:
             merged[name] = sum(replica[0].get(name, 0.0) for replica in found)
-    exchanging = [rank for rank in ranks if rank.get("step_seconds") and "communication_seconds" in rank]
+    exchanging = [rank for rank in ranks if rank.get("working_seconds") and "communication_seconds" in rank]
     if exchanging:
-        merged["communication_share"] = max(r["communication_seconds"] / r["step_seconds"] for r in exchanging)
+        merged["communication_share"] = max(r["communication_seconds"] / r["working_seconds"] for r in exchanging)
     return merged
 
 

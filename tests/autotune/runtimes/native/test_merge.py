@@ -10,14 +10,14 @@ from autotune.runtimes.native.merge import merge
 def test_bytes_add_up_times_are_the_slowest_ranks_and_counts_are_each_replicas() -> None:
     def rank(tokens: float, seconds: float, waited: float) -> dict[str, float]:
         return {"decode_tokens": tokens, "weight_bytes": 10.0, "cpu_seconds": 1.0, "load_seconds": seconds,
-                "step_seconds": 4.0, "communication_seconds": waited, "communication_bytes": 6.0}  # fmt: skip
+                "working_seconds": 4.0, "communication_seconds": waited, "communication_bytes": 6.0}  # fmt: skip
 
     found = merge("counters", [[rank(5, 1, 1), rank(5, 2, 3)], [rank(7, 1, 2), rank(7, 1, 2)]], {})
     assert found["decode_tokens"] == 12
     assert found["weight_bytes"] == 40 and found["cpu_seconds"] == 4 and found["communication_bytes"] == 24
     assert found["load_seconds"] == 2 and found["communication_seconds"] == 3
     assert found["communication_share"] == 3 / 4
-    assert "communication_share" not in merge("counters", [[{"step_seconds": 4.0}]], {})
+    assert "communication_share" not in merge("counters", [[{"working_seconds": 4.0}]], {})
 
 
 def test_the_rank_that_did_not_obey_is_the_one_that_shows() -> None:
