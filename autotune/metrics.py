@@ -12,7 +12,7 @@ from dataclasses import dataclass
 COUNTED = (
     "peak_bytes", "weight_bytes", "cache_bytes", "kv_bytes", "state_bytes", "checkpoint_bytes", "graph_bytes",
     "evictions", "state_evictions", "preemptions",
-    "communication_share", "communication_bytes",
+    "communication_share", "communication_bytes", "page_faults", "device_allocations",
 )  # fmt: skip
 """The engine's own counts that are metrics as they are."""
 SHARES = {
@@ -22,6 +22,7 @@ SHARES = {
     "kv_fragmentation_peak": ("kv_peak_empty_slots", "kv_tokens"),
     "recomputed_fraction": ("recomputed_tokens", "prefill_tokens"),
     "padding_share": ("graph_padding_rows", "graph_rows"),
+    "device_fragmentation": ("device_unallocated_bytes", "device_reserved_bytes"),
 }
 """Metrics that are one of the engine's counts as a share of another."""
 FASTEST = 1e6
@@ -132,6 +133,9 @@ METRICS: dict[str, Metric] = {
         Metric("checkpoint_bytes", "B", "lower", ".4g", "Memory of recurrent states kept for prefix reuse."),
         Metric("padding_share", "1", "lower", ".2%", "Share of the rows of replayed steps that were padding."),
         Metric("graph_bytes", "B", "lower", ".4g", "Device memory that captured graphs hold."),
+        Metric("page_faults", "1", "lower", ".0f", "Fresh pages that allocating touched in the run (CPU)."),
+        Metric("device_allocations", "1", "lower", ".0f", "Blocks that the device allocator handed out in the run."),
+        Metric("device_fragmentation", "1", "lower", ".2%", "Share of reserved device memory that no tensor held."),
         Metric("prefix_hit_rate", "1", "higher", ".2%", "Share of looked-up prompt tokens found in the prefix cache."),
         Metric("evictions", "1", "lower", ".0f", "Kept prefix blocks given up for new tokens."),
         Metric("state_evictions", "1", "lower", ".0f", "Kept recurrent states given up, for memory or with blocks."),

@@ -38,6 +38,19 @@ def _graphs(value: Value, facts: Facts) -> str:
     return _backend("graphs")(value, facts)  # type: ignore[no-any-return]
 
 
+def _host(name: str) -> Any:
+    """Refuse what needs a device apart from the host, or a host that is the device."""
+
+    def refuse(value: Value, facts: Facts) -> str:
+        cuda = bool(facts.get("cuda", False))
+        if name == "allocator" and cuda and value == "keep":
+            return "glibc's allocator holds no device memory"
+        elsewhere = value not in ("device", "plain", "default", "keep")
+        return f"{name}={value} needs a CUDA device; here the host's memory is the device's" * (elsewhere and not cuda)
+
+    return refuse
+
+
 def _threads(value: Value, facts: Facts) -> str:
     cores = facts.get("cores")
     return f"this machine has {cores} cores" if cores is not None and int(value) > int(cores) else ""
@@ -193,6 +206,29 @@ GRAPHS = (
         "Run operation by operation, through regions compiled by torch, through our own fused kernels (C on CPU), or "
         "as captured CUDA graphs.", refuse=_graphs,
     ),
+    Knob(
+        "graph_batch", "graphs", Pow2(1, 16), 8, "Largest decode batch that is captured; larger ones run uncaptured.",
+        when=lambda c: c["graphs"] == "cuda",
+    ),
+    Knob(
+        "graph_contexts", "graphs", Choice(("whole", "buckets")), "whole",
+        "Contexts that are captured: only the longest possible, or powers of two up to it.",
+        when=lambda c: c["graphs"] == "cuda",
+    ),
+    Knob(
+        "embed_on", "graphs", Choice(("device", "cpu")), "device",
+        "Where the token embedding lives and is looked up.", refuse=_host("embed_on"), restart="reload",
+    ),
+    Knob(
+        "transfers", "graphs", Choice(("plain", "pinned", "zero_copy")), "plain",
+        "How a step's inputs reach the device: copied, copied from page-locked memory, or read there by kernels.",
+        refuse=_host("transfers"),
+    ),
+    Knob(
+        "allocator", "graphs", Choice(("default", "keep", "expandable_segments", "async")), "default",
+        "Memory allocation: torch's default, freed host memory kept (CPU), growing segments, or CUDA's own pool.",
+        refuse=_host("allocator"),
+    ),
 )  # fmt: skip
 
 CACHE = (
@@ -254,6 +290,11 @@ RULES = (
         "captured",
         "CUDA graphs are captured on one device so far: tp and pp must be 1",
         lambda c, facts: c["graphs"] == "cuda" and int(c["tp"]) * int(c["pp"]) > 1,
+    ),
+    Rule(
+        "host_embedding",
+        "a captured step cannot look tokens up on the host: embed_on must be device",
+        lambda c, facts: c["graphs"] == "cuda" and c["embed_on"] == "cpu",
     ),
     Rule(
         "budget",

@@ -10,6 +10,7 @@ export GOMP_SPINCOUNT=0
 exec autotune serve \
   --engine native \
   --model /models/reference \
+  --set allocator=default \
   --set attention=sparse \
   --set bits_attention=16 \
   --set bits_compensation=none \
@@ -26,6 +27,7 @@ exec autotune serve \
   --set block_size=16 \
   --set compute=fp32 \
   --set dp=1 \
+  --set embed_on=device \
   --set ep=1 \
   --set graphs=eager \
   --set kda_chunk=64 \
@@ -39,4 +41,5 @@ exec autotune serve \
   --set state_dtype=fp32 \
   --set threads=1 \
   --set token_budget=512 \
-  --set tp=1 "$@"
+  --set tp=1 \
+  --set transfers=plain "$@"

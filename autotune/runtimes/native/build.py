@@ -72,7 +72,7 @@ def build_embedding(config: ModelConfig, checkpoint: Checkpoint, widths: Widths,
         return None
     rows = place.share.of(config.vocab_size)
     table = checkpoint.tensor("embed_tokens.weight", (config.vocab_size, config.hidden_size), rows)
-    made = Embedding(table, widths.bits["embedding"], widths.compute)
+    made = Embedding(table, widths.bits["embedding"], widths.compute, widths.embed_on_host)
     return made if mesh is None or place.layout.tp == 1 else sharded.SplitEmbedding(made, rows.start, mesh)
 
 

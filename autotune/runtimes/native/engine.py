@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 
 from autotune.runtimes.base import Score
-from autotune.runtimes.native import capture, graphs, transfers
+from autotune.runtimes.native import graphs, host
 from autotune.runtimes.native.blocks import Blocks
 from autotune.runtimes.native.build import Reader, build_decoder, build_head, build_layer
 from autotune.runtimes.native.cache import state_bytes
+from autotune.runtimes.native.capture import Frame
 from autotune.runtimes.native.config import ModelConfig, read_config
 from autotune.runtimes.native.kernels import select
 from autotune.runtimes.native.model import Recipe, Segment, Widths
 from autotune.runtimes.native.quant.calibrate import input_means
 from autotune.runtimes.native.quant.policy import Makers, by_length
 from autotune.runtimes.native.scheduler import Scheduler, Sequence, places, step_rows
+from autotune.runtimes.native.transfers import TRANSFERS
 from autotune.runtimes.native.weights import Checkpoint
 from search_spaces import Value, bits
 
@@ -70,6 +72,7 @@ class Engine:
             str(config["compute"]),
             input_means(folder, self.model, checkpoint) if config.get("bits_compensation") == "bias" else None,
             triton=not self.products,
+            embed_on_host=config.get("embed_on") == "cpu",
         )
         local = self.model if mesh is None else mesh.place.local(self.model)
         self.graphs = graphs.policy(str(config["graphs"]), local)
@@ -98,11 +101,13 @@ class Engine:
         self.lengths = by_length(self.decoder, self.widths, config, make)
         for decoder in self.lengths.decoders:
             self.graphs.bind(decoder)
-        frame = capture.Frame(size, self.scheduler.max_seqs, self.blocks.count)
-        self.run = self.lengths.steps(lambda decoder: capture.Steps(decoder, frame, transfers.Plain()))
+        frame = Frame(size, self.scheduler.max_seqs, self.blocks.count)
+        self.send = TRANSFERS[str(config.get("transfers", "plain"))]()
+        self.run = self.lengths.steps(lambda decoder: self.graphs.steps(decoder, frame, self.send, config))
         self.stride = max(size, int(config["kda_chunk"]))
         self.load_seconds = time.monotonic() - start
         self._began = time.process_time()
+        self._allocations = host.allocations()
         self._steps = dict.fromkeys(STEP_COUNTS, 0)
 
     def add(
@@ -156,6 +161,7 @@ class Engine:
         """Forget kept prefixes and counts."""
         self.blocks.clear()
         self._began = time.process_time()
+        self._allocations = host.allocations()
         self._steps = dict.fromkeys(STEP_COUNTS, 0)
         self.run.reset()
 
@@ -268,6 +274,8 @@ class Engine:
             "load_seconds": self.load_seconds,
             "compile_seconds": self.graphs.seconds,
             **self.run.counters(),
+            **{name: value - self._allocations.get(name, 0.0) for name, value in host.allocations().items()},
+            **host.held(),
         }
 
 

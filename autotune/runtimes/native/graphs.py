@@ -18,15 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from autotune.runtimes.native import hyper, kda
+from autotune.runtimes.native.capture import Buckets, CapturedSteps, CudaRecorder, Frame, Steps
 from autotune.runtimes.native.kernels.cpu import fused
 from autotune.runtimes.native.kernels.cpu import library as cpu
 from autotune.runtimes.native.kernels.hyper import reference as hyper_kernel
 from autotune.runtimes.native.kernels.kda_decode import reference as kda_kernel
 from autotune.runtimes.native.moe import MoE
+from search_spaces import Value
 
 if TYPE_CHECKING:
     from autotune.runtimes.native.config import ModelConfig
     from autotune.runtimes.native.model import Decoder
+
+
+Send = Callable[[Tensor], Tensor]
 
 
 class Eager:
@@ -40,6 +45,10 @@ class Eager:
 
     def bind(self, decoder: Decoder) -> None:
         """Replace what this policy runs otherwise; the decoder has its pools by now."""
+
+    def steps(self, decoder: Decoder, frame: Frame, send: Send, knobs: Mapping[str, Value]) -> Steps:
+        """What runs decode steps of a decoder that is bound."""
+        return Steps(decoder, frame, send)
 
 
 class Compiled(Eager):
@@ -118,6 +127,26 @@ class Fused(Eager):
             )
 
 
+class CudaGraphs(Eager):
+    """Decode steps captured once a bucket of batch (and context) and replayed; prefill runs kernel by kernel."""
+
+    name = "cuda"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        if not torch.cuda.is_available():
+            raise NotImplementedError("graphs=cuda needs a CUDA device, and there is none here")
+
+    def steps(self, decoder: Decoder, frame: Frame, send: Send, knobs: Mapping[str, Value]) -> Steps:
+        return CapturedSteps(decoder, frame, send, buckets(frame, knobs), CudaRecorder())
+
+
+def buckets(frame: Frame, knobs: Mapping[str, Value]) -> Buckets:
+    """The shapes that ``graph_batch`` and ``graph_contexts`` ask to capture."""
+    batch = min(int(knobs["graph_batch"]), int(knobs["max_seqs"]))
+    return Buckets.of(batch, frame.block, frame.size, knobs["graph_contexts"] == "buckets")
+
+
 class _Module(nn.Module):
     """What `torch.export` wants around a function."""
 
@@ -176,11 +205,9 @@ def preload() -> None:
         cpu_vec_isa.valid_vec_isa_list()
 
 
-POLICIES: Mapping[str, type[Eager]] = {"eager": Eager, "compiled": Compiled, "fused": Fused}
+POLICIES: Mapping[str, type[Eager]] = {"eager": Eager, "compiled": Compiled, "fused": Fused, "cuda": CudaGraphs}
 
 
 def policy(name: str, config: ModelConfig) -> Eager:
     """The policy of a ``graphs`` value. Raises NotImplementedError for one that this machine cannot run."""
-    if name not in POLICIES:
-        raise NotImplementedError(f"graphs={name} needs a CUDA device, and this engine has not met one")
     return POLICIES[name](config)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autotune.runtimes.native import host
 from autotune.runtimes.native.attention import LatentAttention
+from autotune.runtimes.native.capture import CapturedSteps
 from autotune.runtimes.native.kernels import tuning
 from autotune.runtimes.native.model import Decoder, LinearAttention
 from autotune.runtimes.native.moe import MLP
@@ -82,8 +84,15 @@ def effective(engine: Engine) -> dict[str, Any]:
         config["bits_long_from"] = engine.lengths.start
         config["bits_stored_long"] = _stored(engine.lengths.long)
     no_triton = {"products=triton": engine.products} if engine.products else {}
+    table = getattr(decoder.embed, "part", decoder.embed)
+    if table is not None:
+        config["embed_on"] = "device" if table.weight.device == engine.send.device else "cpu"
+    if isinstance(engine.run, CapturedSteps):
+        config["graph_shapes"] = [list(engine.run.buckets.rows), list(engine.run.buckets.blocks)]
     config |= {
         "graphs": engine.graphs.name,
+        "transfers": engine.send.name,
+        "allocator": host.applied(),
         "prefix_reuse": engine.blocks.reuse,
         "block_size": engine.blocks.size,
         "kv_tokens": engine.blocks.count * engine.blocks.size,

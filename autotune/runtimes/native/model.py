@@ -34,6 +34,7 @@ class Widths:
     """Mean inputs [in] by ``<layer>.<group>.<name>`` for bias correction; None: no correction."""
     triton: bool = False
     """Triton kernels multiply packed weights, and all routed experts of a layer at once."""
+    embed_on_host: bool = False
 
     def linear(self, key: str, weight: Tensor, name: str = "", columns: slice | None = None) -> Linear:
         """``weight`` as it is stored; with ``columns`` only these inputs of it, with the same stored values.

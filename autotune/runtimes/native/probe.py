@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ def probe() -> dict[str, Any]:
 
 def refused() -> dict[str, str]:
     """The values that narrowing must remove here."""
-    found: dict[str, str] = {"graphs=cuda": "the engine does not capture CUDA graphs yet"}
+    found: dict[str, str] = {}
+    if find_spec("triton") is None:
+        found["graphs=cuda"] = "a captured step needs the Triton expert kernel (pip install 'autotune[cuda]')"
     for name, reason in refusals().items():
         found[f"activations={name}"] = reason
     if compiler() is None:

@@ -235,14 +235,19 @@ def make_linear(
 
 
 class Embedding:
-    """Token vectors at 16, 8 or 4 bits (one scale a row; 4 bits packed two a byte), read row by row into fp32."""
+    """Token vectors at 16, 8 or 4 bits (one scale a row; 4 bits packed two a byte), read row by row into fp32.
 
-    def __init__(self, weight: Tensor, bits: int, compute: str) -> None:
+    With ``on_host`` the table stays in the host's memory and only the rows of a step's tokens go to the device.
+    """
+
+    def __init__(self, weight: Tensor, bits: int, compute: str, on_host: bool = False) -> None:
+        self.device = weight.device
+        weight = weight.cpu() if on_host else weight
         self.bits = bits
         self.size = weight.shape[1]
         if bits == 16:
             self.weight = weight.to(torch.bfloat16 if compute == "bf16" else torch.float32)
-            self.scale = torch.ones(0)
+            self.scale = torch.ones(0, device=weight.device)
         else:
             top = 127 if bits == 8 else 7
             self.scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / top
@@ -251,9 +256,9 @@ class Embedding:
         self.nbytes = self.weight.nbytes + self.scale.nbytes
 
     def __call__(self, ids: Tensor) -> Tensor:
+        ids = ids.to(self.weight.device)
         rows = self.weight[ids]
-        if self.bits == 16:
-            return rows.float()
         if self.bits == 4:
             rows = torch.stack([(rows & 15).to(torch.int8) - 8, (rows >> 4).to(torch.int8) - 8], -1).flatten(-2)
-        return rows.float() * self.scale[ids]
+        found = rows.float() if self.bits == 16 else rows.float() * self.scale[ids]
+        return found.to(self.device)
