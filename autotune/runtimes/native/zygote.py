@@ -11,9 +11,11 @@ import contextlib
 import ctypes
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import cache
@@ -124,32 +126,39 @@ def main() -> None:
 
     graphs.preload()
 
-    with contextlib.suppress(EOFError, OSError):
+    # A killed child removes no temporary files, and torch unpacks each compiled region into some: they go with it.
+    with contextlib.suppress(EOFError, OSError), tempfile.TemporaryDirectory(prefix="autotune-") as temporary:
         while True:
             order = control.recv()
             if order[0] == "wait":
-                control.send(_wait(order[1], order[2]))
+                status = _wait(order[1], order[2])
+                if status is not None:
+                    shutil.rmtree(Path(temporary) / str(order[1]), ignore_errors=True)
+                control.send(status)
                 continue
             handle = reduction.recv_handle(control)
             pid = os.fork()
             if pid == 0:
                 control.close()
-                _become(order[1])
+                _become(order[1], Path(temporary))
                 module, _, name = order[2].partition(":")
                 getattr(importlib.import_module(module), name)(Connection(handle), *order[3])
                 os._exit(0)
             os.close(handle)
             control.send(pid)
+    os._exit(0)  # unloading torch takes seconds
 
 
-def _become(log: str) -> None:
-    """A session of its own, output to the log, death with the parent."""
+def _become(log: str, temporary: Path) -> None:
+    """A session of its own, output to the log, temporary files in a folder of its own, death with the parent."""
     os.setsid()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(target, 1)
     os.dup2(target, 2)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(temporary / str(os.getpid()))
+    Path(tempfile.tempdir).mkdir()
 
 
 def die_with_parent() -> None:
