@@ -81,10 +81,8 @@ class Engine:
             str(config["attention"]), int(config.get("kv_splits", 1)), int(config["kda_chunk"]), self.kernels.functions
         )
         self.decoder = build_decoder(self.model, checkpoint, self.widths, recipe, mesh)
-        size = int(config["block_size"])
-        self.blocks = Blocks(int(config["kv_tokens"]) // size, size, bool(config["prefix_reuse"]))
-        if self.blocks.reuse:
-            self.blocks.capacity = _checkpoints(self.model, config, self.blocks.count)
+        self.blocks = _blocks(self.model, config)
+        size = self.blocks.size
         self.scheduler = Scheduler(self.blocks, int(config["max_seqs"]), int(config["token_budget"]))
         # One slot more than sequences, for scoring an idle engine and for the padding of steps; one block for padding.
         self.decoder.attach(
@@ -279,10 +277,12 @@ class Engine:
         }
 
 
-def _checkpoints(model: ModelConfig, config: Mapping[str, Value], most: int) -> int:
-    """How many recurrent states fit ``state_cache_mib``; at most one a block."""
-    room = int(config.get("state_cache_mib", 1024)) << 20
-    return min(room // max(state_bytes(model, str(config["state_dtype"])), 1), most)
+def _blocks(model: ModelConfig, config: Mapping[str, Value]) -> Blocks:
+    """Of ``kv_tokens``, with as many recurrent states as fit ``state_cache_mib``, at most one a block."""
+    size = int(config["block_size"])
+    count, room = int(config["kv_tokens"]) // size, int(config.get("state_cache_mib", 1024)) << 20
+    states = min(room // max(state_bytes(model, str(config["state_dtype"])), 1), count)
+    return Blocks(count, size, bool(config["prefix_reuse"]), states)
 
 
 def _draw(logits: Tensor, sequence: Sequence) -> int:
