@@ -15,7 +15,11 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
-SMALL = {"--budget 200": "--budget 3", "autotune effects": "autotune effects --blocks 1"}
+SMALL = {
+    "--budget 200": "--budget 3",
+    "autotune effects": "autotune effects --blocks 1",
+    "--target kernels": "--target kernels --budget 2 --only int8-fp32/512x128/1",
+}
 SETTINGS = {
     "AUTOTUNE_QUALITY_TOKENS": "128",
     "AUTOTUNE_FINALISTS": "1",
