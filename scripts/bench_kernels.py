@@ -48,6 +48,7 @@ def cases(quick: bool) -> Iterator[Case]:
     tokens = (1, 16, 2048) if quick else (1, 4, 16, 64, 512, 2048)
     for bits, group in ((16, 0), (8, 0), (4, 128)):
         yield from few.experts(tokens, bits, group)
+    yield from replace(few, dot=torch.int8).experts(tokens, 8)
     for rows in (1, 16):
         yield from of.attention(rows)
     yield of.expanded(2048)

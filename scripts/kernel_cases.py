@@ -148,9 +148,11 @@ class Cases:
             used = len(chosen.unique())
             nbytes = (of.gate_up.nbytes + of.down.nbytes) * used / s.experts + 8 * count * s.hidden
             work = 6.0 * count * s.top * s.hidden * s.inner
-            label = f"{count} tokens {bits} bits" + (f" group {group}" if bits == 4 else "")
+            both = self.dot is torch.int8
+            label = f"{count} tokens {bits} bits" + (f" group {group}" if bits == 4 else " both" if both else "")
             call = partial(_given, "experts", (x, chosen, weights, of))
-            yield Case("experts", label, call, nbytes, work, close=max(self.close, 1e-3))
+            unit = "int8" if both else "bf16"
+            yield Case("experts", label, call, nbytes, work, unit, max(self.close, 1e-3))
 
     def latents(self, rows: int) -> tuple[Latents, Scope, Scope, Tensor]:
         """A cache of ``rows`` sequences, their scopes without and with chosen pools, and queries."""
@@ -255,6 +257,7 @@ def every(
     few = dataclasses.replace(of, sizes=dataclasses.replace(sizes, experts=min(sizes.experts, 16)))
     for bits in (16, 8, 4):
         yield from few.experts(tokens, bits)
+    yield from dataclasses.replace(few, dot=torch.int8).experts(tokens, 8)
     yield from of.attention(3)
     yield of.expanded(min(sizes.context, 300))
     yield from of.linear(3, 70, 16)

@@ -42,11 +42,11 @@ class Grouped(list[MLP]):
     def where_possible(cls, experts: Sequence[MLP]) -> Sequence[MLP]:
         """``experts`` as views of one tensor a matrix, or as they are where they are stored in different ways."""
         up, down = cuda.stacked([one.gate_up for one in experts]), cuda.stacked([one.down for one in experts])
-        if up is None or down is None:
+        if up is None or down is None or cuda.dot(up[1][0]) != cuda.dot(down[1][0]):
             return experts
         limit = experts[0].limit
         found = cls(MLP(*parts, limit) for parts in zip(up[1], down[1], strict=True))
-        found.of = Experts(up[0], down[0], limit, cuda.DOT[up[1][0].compute])
+        found.of = Experts(up[0], down[0], limit, cuda.dot(up[1][0]))
         found.run = importlib.import_module("autotune.runtimes.native.kernels.experts.triton").experts
         return found
 

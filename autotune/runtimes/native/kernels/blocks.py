@@ -10,6 +10,8 @@ import torch
 from autotune.runtimes.native.kernels import tuning
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+MANY = 64
+"""Rows beyond which activations are read so often that they are rounded to the type of the product once, before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ def default(rows: int, outputs: int, inputs: int, step: int) -> Blocks:
     Few rows are bound by reading the weight: narrow blocks, and inputs split until every multiprocessor has two.
     """
     depth = -(-64 // step) * step
-    if rows > 64:
-        return Blocks(128, 128, depth, 1, 8, 3)
+    if rows > MANY:
+        return Blocks(128, 128 if depth <= 64 else 64, depth, 1, 8, 3)
     if rows > 16:
         return Blocks(64, 64, depth, 1, 4, 4)
     depth = max(128, depth)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.int8: tl.int8}
 
 
 @triton.jit
@@ -49,8 +49,12 @@ def product(
     x, m, valid, stride, weight, scale, low, n, known, inputs, begin, end,
     BITS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr
 ):  # fmt: skip
-    """fp32 sums [M, N] of x[m] · W[n] over the blocks ``begin`` to ``end`` of K inputs; int8 rows are scaled after."""
-    sums = tl.zeros((M, N), tl.float32)
+    """fp32 [M, N] of x[m] · W[n] over the blocks ``begin`` to ``end`` of K inputs; int8 weights are scaled after.
+
+    Where DOT is int8 the sums are exact, in int32, and the scale of each row of x is left to the caller.
+    """
+    ACC: tl.constexpr = tl.int32 if tl.int8 == DOT else tl.float32
+    sums = tl.zeros((M, N), ACC)
     for step in range(begin, end):
         if BITS == 4:
             first, second = packed_tile(weight, scale, low, n, step, known, inputs, GROUP, N, K, DOT)
@@ -62,7 +66,9 @@ def product(
         else:
             k = step * K + tl.arange(0, K)
             a = rows_tile(x, m, k, stride, valid, inputs, DOT)
-            sums = tl.dot(a, plain_tile(weight, n, k, known, inputs, DOT), sums, input_precision="ieee")
+            b = plain_tile(weight, n, k, known, inputs, DOT)
+            sums = tl.dot(a, b, sums, input_precision="ieee", out_dtype=ACC)
+    sums = sums.to(tl.float32)
     if BITS == 8:
         sums *= tl.load(scale + n, mask=known, other=0)[None, :]
     return sums

@@ -80,9 +80,11 @@ class Cuda8Both(Cuda8):
 
     op = "w8a8"
 
-    def __init__(self, kernel: str, compute: str, shape: tuple[int, int], parts: tuple[Tensor, ...]):
-        super().__init__("int8", compute, shape, parts)
+    def __init__(self, kernel: str, compute: str, shape: tuple[int, int], parts: tuple[Tensor, ...], group: int = 0):
+        super().__init__("int8", compute, shape, parts, group)
         self.kernel = kernel
+        if kernel == "int8_token":
+            self.dot = torch.int8
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.kernel == "int8_token":
@@ -131,14 +133,22 @@ def make_linear(
     return Cuda8Both({"int8_token": "int8_token", "int8_tensor": "int8_both"}[activations], compute, shape, parts)
 
 
+def dot(weight: Stored) -> torch.dtype:
+    """The type in which activations enter the products of ``weight``."""
+    return weight.dot if isinstance(weight, Cuda) else DOT[weight.compute]
+
+
 def stacked(weights: Sequence[Any]) -> tuple[Stack, list[Stored]] | None:
     """The same matrix of several experts in one tensor, and each of them as a view of it.
 
-    None where they are stored differently, or as the grouped kernels do not read them.
+    None where they are stored differently, or as the grouped kernels do not read them: with a correction of their
+    bias, or with one scale for all activations.
     """
     first = weights[0]
     kind = type(first)
-    if kind not in (Wide, Cuda8, Cuda4) or any(type(one) is not kind or one.dtype != first.dtype for one in weights):
+    if kind not in (Wide, Cuda8, Cuda8Both, Cuda4) or first.kernel == "int8_both":
+        return None
+    if any(type(one) is not kind or (one.kernel, one.dtype) != (first.kernel, first.dtype) for one in weights):
         return None
     parts = [torch.stack([one.parts[i] for one in weights]) for i in range(len(first.parts))]
     each = zip(*(part.unbind() for part in parts), strict=True)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.runtimes.native.kernels.w4a16 import reference as w4a16
+from autotune.runtimes.native.kernels.w8a8 import reference as w8a8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Stack:
 class Experts:
     """The experts of one layer: ``gate_up`` [E, 2·inner, hidden] with the gate first, ``down`` [E, hidden, inner].
 
-    The gate is clamped from above at ``limit``, up to ±``limit``; ``dot`` is the type that activations are rounded to.
+    The gate is clamped from above at ``limit``, up to ±``limit``. ``dot`` is the type that activations are rounded to:
+    int8, for weights of 8 bits, gives each of a token's rows a scale as `w8a8.reference.quantize` does.
     """
 
     gate_up: Stack
@@ -64,16 +66,23 @@ def experts(x: Tensor, chosen: Tensor, weights: Tensor, of: Experts) -> Tensor:
     An expert outside 0 … E − 1 is another rank's and adds nothing. No token chooses an expert twice.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    rounded = x.to(of.dot).float()
+    rounded = _rounded(x, of.dot)
     for expert in range(len(of.gate_up.weight)):
         token, place = (chosen == expert).nonzero(as_tuple=True)
         if len(token) == 0:
             continue
         gate, up = (rounded[token] @ _matrix(of.gate_up, expert, of.dot).t()).chunk(2, -1)
         inner = F.silu(gate.clamp(max=of.limit)) * up.clamp(-of.limit, of.limit)
-        made = inner.to(of.dot).float() @ _matrix(of.down, expert, of.dot).t()
+        made = _rounded(inner, of.dot) @ _matrix(of.down, expert, of.dot).t()
         out.index_add_(0, token, made * weights[token, place, None].float())
     return out
+
+
+def _rounded(x: Tensor, dot: torch.dtype) -> Tensor:
+    if dot is not torch.int8:
+        return x.to(dot).float()
+    codes, scale = w8a8.quantize(x)
+    return codes.float() * scale[:, None]
 
 
 def _matrix(stack: Stack, expert: int, dot: torch.dtype) -> Tensor:

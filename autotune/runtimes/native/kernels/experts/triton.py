@@ -1,7 +1,8 @@
 """Grouped products over tokens sorted by expert; the map from blocks to experts is made on the device.
 
-Five launches whatever was chosen, with sizes that follow from shapes alone, so that a CUDA graph can capture them. Rows
-go to an expert in the order in which atomics happen to fall, but no row's result depends on its place.
+Five launches whatever was chosen (seven where activations become int8), with sizes that follow from shapes alone, so
+that a CUDA graph can capture them. Rows go to an expert in the order in which atomics happen to fall, but no row's
+result depends on its place.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from autotune.runtimes.native.kernels.blocks import Blocks
 from autotune.runtimes.native.kernels.experts.reference import Experts, Stack
 from autotune.runtimes.native.kernels.tiles import TRITON, product
+from autotune.runtimes.native.kernels.w8a8.triton import quantize
 
 CHUNK = 64
 """Pairs of a token and an expert that one program of the routing kernels handles at once."""
@@ -63,11 +65,11 @@ def place_kernel(
 
 @triton.jit
 def gate_up_kernel(
-    x, weight, scale, low, order, blocks, out, count, inner, inputs, stride, limit,
+    x, rows_scale, weight, scale, low, order, blocks, out, count, inner, inputs, stride, limit,
     TOP: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr
 ):  # fmt: skip
-    """out [pairs, inner] as DOT, sorted by expert: silu(min(gate, limit)) · clamp(up, ±limit)."""
+    """out [pairs, inner], sorted by expert: silu(min(gate, limit)) · clamp(up, ±limit)."""
     block = tl.program_id(1)
     expert = tl.load(blocks + block).to(tl.int64)
     if expert >= 0:
@@ -83,17 +85,19 @@ def gate_up_kernel(
         sums = product(
             x, token, valid, stride, weight, scale, low, n, known, inputs, 0, end, BITS, GROUP, M, 2 * N, K, DOT
         )
+        if tl.int8 == DOT:
+            sums *= tl.load(rows_scale + token, mask=valid, other=0)[:, None]
         gate, up = tl.split(tl.trans(tl.reshape(sums, (M, 2, N)), (0, 2, 1)))
         gate = tl.minimum(gate, limit)
         made = gate * tl.sigmoid(gate) * tl.minimum(tl.maximum(up, -limit), limit)
         n = tl.program_id(0) * N + tl.arange(0, N)
         at = row.to(tl.int64)[:, None] * inner + n[None, :]
-        tl.store(out + at, made.to(DOT), mask=valid[:, None] & (n < inner)[None, :])
+        tl.store(out + at, made.to(out.dtype.element_ty), mask=valid[:, None] & (n < inner)[None, :])
 
 
 @triton.jit
 def down_kernel(
-    x, weight, scale, low, order, blocks, out, count, outputs, inputs,
+    x, rows_scale, weight, scale, low, order, blocks, out, count, outputs, inputs,
     BITS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr
 ):  # fmt: skip
     """out [pairs, outputs] in fp32, back in the order of the pairs."""
@@ -109,6 +113,8 @@ def down_kernel(
             x, row, valid, inputs, weight, scale, low, expert * outputs + n, known, inputs, 0, end,
             BITS, GROUP, M, N, K, DOT
         )  # fmt: skip
+        if tl.int8 == DOT:
+            sums *= tl.load(rows_scale + row, mask=valid, other=0)[:, None]
         pair = tl.load(order + row, mask=valid, other=0)
         at = pair.to(tl.int64)[:, None] * outputs + n[None, :]
         tl.store(out + at, sums, mask=valid[:, None] & known[None, :])
@@ -148,19 +154,20 @@ def launch(blocks: tuple[Blocks, Blocks], x: Tensor, chosen: Tensor, weights: Te
     first, second = blocks
     pairs, top, dot = chosen.numel(), chosen.shape[1], TRITON[of.dot]
     count_experts, hidden, inner = len(of.down.weight), of.down.weight.shape[1], of.gate_up.weight.shape[1] // 2
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    x, scale = _activations(x, of.dot)
     chosen, weights = chosen.contiguous(), weights.contiguous()
     order, places = route(chosen, count_experts, first.m)
     count = places.shape[1]
-    middle = x.new_empty(pairs, inner, dtype=of.dot)
+    middle = x.new_empty(pairs, inner, dtype=torch.float32 if of.dot is torch.int8 else of.dot)
     gate_up_kernel[(-(-2 * inner // first.n), count)](
-        x, *_parts(of.gate_up), order, places, middle, count, inner, x.shape[1], x.stride(0), of.limit,
+        x, scale, *_parts(of.gate_up), order, places, middle, count, inner, x.shape[1], x.stride(0), of.limit,
         TOP=top, BITS=of.gate_up.bits, GROUP=of.gate_up.group, DOT=dot,
         **first.sizes | {"N": first.n // 2}, **first.options,
     )  # fmt: skip
+    middle, scale = _activations(middle, of.dot)
     made = x.new_empty(pairs, hidden, dtype=torch.float32)
     down_kernel[(-(-hidden // second.n), count)](
-        middle, *_parts(of.down), order, places, made, count, hidden, inner,
+        middle, scale, *_parts(of.down), order, places, made, count, hidden, inner,
         BITS=of.down.bits, GROUP=of.down.group, DOT=dot, **second.sizes, **second.options,
     )  # fmt: skip
     out = x.new_empty(len(x), hidden, dtype=torch.float32)
@@ -186,6 +193,14 @@ def route(chosen: Tensor, experts: int, rows: int) -> tuple[Tensor, Tensor]:
     return order, blocks
 
 
+def _activations(x: Tensor, dot: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What a product reads of ``x``, and the scales of its rows, which only int8 ones have."""
+    if dot is torch.int8:
+        return quantize(x)
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return x, x
+
+
 def _parts(stack: Stack) -> tuple[Tensor, Tensor, Tensor]:
     """Weight, scale and minimum; what a width lacks is never read."""
     scale = stack.weight if stack.scale is None else stack.scale
@@ -196,8 +211,10 @@ def specimens() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, int
     """The model's own sizes: 288 experts of 2048, 8 a token, hidden 4096; decode and prefill blocks."""
     sixteen = dict.fromkeys(("inner", "inputs", "stride", "outputs"), "i32:16")
     routing = dict.fromkeys(("starts", "ends", "cursor", "order", "blocks"), "*i32") | {"chosen": "*i64"}
-    common = sixteen | routing | {"count": "i32", "pairs": "i32", "limit": "fp32", "low": "*bf16"}
-    sizes = {"E": 288, "PAD": 512, "M": 16, "TOP": 8, "DOT": tl.bfloat16}
+    common = (
+        sixteen | routing | {"count": "i32", "pairs": "i32", "limit": "fp32", "low": "*bf16", "rows_scale": "*fp32"}
+    )
+    sizes = {"E": 288, "PAD": 512, "M": 16, "TOP": 8}
     found = [
         _specimen(count_kernel, common, sizes | {"C": 16 * CHUNK}, {}),
         _specimen(place_kernel, common, sizes | {"C": CHUNK}, {}),
@@ -205,21 +222,26 @@ def specimens() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, int
             combine_kernel, common | {"made": "*fp32", "weights": "*fp32", "out": "*fp32"}, sizes | {"N": 1024}, {}
         ),
     ]
-    stacks = {
-        (16, 0): {"weight": "*bf16", "scale": "*bf16"},
-        (8, 0): {"weight": "*i8", "scale": "*fp32"},
-        **{(4, group): {"weight": "*u8", "scale": "*bf16"} for group in (32, 64, 128)},
-    }
-    for (bits, group), types in stacks.items():
+    stacks = [
+        (16, 0, tl.bfloat16, {"weight": "*bf16", "scale": "*bf16"}),
+        (8, 0, tl.bfloat16, {"weight": "*i8", "scale": "*fp32"}),
+        (8, 0, tl.int8, {"weight": "*i8", "scale": "*fp32"}),
+        *((4, group, tl.bfloat16, {"weight": "*u8", "scale": "*bf16"}) for group in (32, 64, 128)),
+    ]
+    for bits, group, dot, types in stacks:
         for m, n, k, warps in ((16, 64, 128, 4), (64, 128, max(64, group), 8)):
             blocks = Blocks(m, n, k, 1, warps, 3)
-            constants = sizes | blocks.sizes | {"BITS": bits, "GROUP": group}
+            constants = sizes | blocks.sizes | {"BITS": bits, "GROUP": group, "DOT": dot}
             halved = constants | {"N": n // 2}
+            x, middle = ("*i8", "*fp32") if dot is tl.int8 else ("*fp32", "*bf16")
+            found.append(_specimen(gate_up_kernel, common | types | {"x": x, "out": middle}, halved, blocks.options))
             found.append(
-                _specimen(gate_up_kernel, common | types | {"x": "*fp32", "out": "*bf16"}, halved, blocks.options)
-            )
-            found.append(
-                _specimen(down_kernel, common | types | {"x": "*bf16", "out": "*fp32"}, constants, blocks.options)
+                _specimen(
+                    down_kernel,
+                    common | types | {"x": "*i8" if dot is tl.int8 else middle, "out": "*fp32"},
+                    constants,
+                    blocks.options,
+                )
             )
     return found
 

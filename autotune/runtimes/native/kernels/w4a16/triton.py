@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from autotune.runtimes.native.kernels.blocks import NAMES, Blocks, chosen, default
+from autotune.runtimes.native.kernels.blocks import MANY, NAMES, Blocks, chosen, default
 from autotune.runtimes.native.kernels.tiles import TRITON, product
 
 
@@ -52,6 +52,7 @@ def matmul(x: Tensor, packed: Tensor, scale: Tensor, low: Tensor, dot: torch.dty
 def launch(blocks: Blocks, x: Tensor, packed: Tensor, scales: tuple[Tensor, Tensor], dot: torch.dtype) -> Tensor:
     """`matmul` with these blocks; ``blocks.k`` is a multiple of the group. Split inputs are summed in order."""
     (rows, inputs), outputs, group = x.shape, len(packed), x.shape[1] // scales[0].shape[1]
+    x = x.to(dot) if rows > MANY else x
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(blocks.split, rows, outputs, dtype=torch.float32)
     kernel[blocks.grid(rows, outputs)](
@@ -76,7 +77,13 @@ def specimen(rows: int, group: int) -> tuple[Any, dict[str, str], dict[str, Any]
     """What compiles for the model's own sizes, all of them multiples of 16, with fp32 activations from outside."""
     blocks = default(rows, 24576, 4096, group)
     sizes = {"rows": "i32"} | dict.fromkeys(("outputs", "inputs", "stride"), "i32:16")
-    types = {"x": "*fp32", "packed": "*u8", "scale": "*bf16", "low": "*bf16", "out": "*fp32"} | sizes
+    types = {
+        "x": "*bf16" if rows > MANY else "*fp32",
+        "packed": "*u8",
+        "scale": "*bf16",
+        "low": "*bf16",
+        "out": "*fp32",
+    } | sizes
     return kernel, types, {"GROUP": group, "SPLIT": blocks.split, "DOT": tl.bfloat16} | blocks.sizes, blocks.options
 
 

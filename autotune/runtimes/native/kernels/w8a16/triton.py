@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from autotune.runtimes.native.kernels.blocks import NAMES, Blocks, chosen, default
+from autotune.runtimes.native.kernels.blocks import MANY, NAMES, Blocks, chosen, default
 from autotune.runtimes.native.kernels.tiles import TRITON, product
 
 
@@ -49,6 +49,7 @@ def matmul(x: Tensor, codes: Tensor, scale: Tensor, dot: torch.dtype) -> Tensor:
 def launch(blocks: Blocks, x: Tensor, codes: Tensor, scale: Tensor, dot: torch.dtype) -> Tensor:
     """`matmul` with these blocks. The parts of split inputs are summed in order: the same bits at every run."""
     (rows, inputs), outputs = x.shape, len(codes)
+    x = x.to(dot) if rows > MANY else x
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(blocks.split, rows, outputs, dtype=torch.float32)
     kernel[blocks.grid(rows, outputs)](
@@ -68,11 +69,12 @@ def launch(blocks: Blocks, x: Tensor, codes: Tensor, scale: Tensor, dot: torch.d
     return out[0] if blocks.split == 1 else out.sum(0)
 
 
-def specimen(blocks: Blocks) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]:
+def specimen(rows: int) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]:
     """What compiles for the model's own sizes, all of them multiples of 16, with fp32 activations from outside."""
+    blocks = default(rows, 24576, 4096, 16)
     sizes = dict.fromkeys(("rows",), "i32") | dict.fromkeys(("outputs", "inputs", "stride"), "i32:16")
-    types = {"x": "*fp32", "codes": "*i8", "scale": "*fp32", "out": "*fp32"} | sizes
+    types = {"x": "*bf16" if rows > MANY else "*fp32", "codes": "*i8", "scale": "*fp32", "out": "*fp32"} | sizes
     return kernel, types, {"SPLIT": blocks.split, "DOT": tl.bfloat16} | blocks.sizes, blocks.options
 
 
-SPECIMENS = [specimen(default(rows, 24576, 4096, 16)) for rows in (1, 32, 2048)]
+SPECIMENS = [specimen(rows) for rows in (1, 32, 2048)]

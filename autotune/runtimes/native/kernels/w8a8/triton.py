@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from autotune.runtimes.native.kernels.blocks import Blocks, chosen, default
-from autotune.runtimes.native.kernels.tiles import plain_tile, rows_tile
+from autotune.runtimes.native.kernels.tiles import product
 
 ROUNDER = tl.constexpr(12582912.0)
 """1.5 · 2^23: added to and taken from a small fp32 it leaves the integer nearest, halves to even."""
@@ -46,15 +46,11 @@ def kernel(
     part = tl.program_id(2)
     steps = tl.cdiv(inputs, K * SPLIT)
     valid, known = m < rows, n < outputs
-    sums = tl.zeros((M, N), tl.int32)
-    for step in range(part * steps, part * steps + steps):
-        k = step * K + tl.arange(0, K)
-        a = rows_tile(x, m, k, inputs, valid, inputs, tl.int8)
-        sums = tl.dot(a, plain_tile(codes, n, k, known, inputs, tl.int8), sums, out_dtype=tl.int32)
-    result = sums.to(tl.float32) * tl.load(rows_scale + m, mask=m < rows, other=0)[:, None]
-    result *= tl.load(scale + n, mask=n < outputs, other=0)[None, :]
+    begin, end = part * steps, part * steps + steps
+    sums = product(x, m, valid, inputs, codes, scale, scale, n, known, inputs, begin, end, 8, 0, M, N, K, tl.int8)
+    sums *= tl.load(rows_scale + m, mask=valid, other=0)[:, None]
     at = (part * rows + m).to(tl.int64)[:, None] * outputs + n[None, :]
-    tl.store(out + at, result, mask=valid[:, None] & known[None, :])
+    tl.store(out + at, sums, mask=valid[:, None] & known[None, :])
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,24 +57,28 @@ def test_four_bits_are_half_of_eight_and_their_scales() -> None:
     assert (eight.nbytes, four.nbytes) == (64 * 128 + 64 * 4, 64 * 64 + 64 * 4 * 2 * 2)
 
 
-def layer(make: Any, bits: int, count: int = 4) -> MoE:
+def layer(make: Any, bits: int, count: int = 4, activations: str = "weight_only") -> MoE:
     source = torch.Generator().manual_seed(bits)
 
     def weight(rows: int, columns: int) -> Any:
-        return make(torch.randn(rows, columns, generator=source) * 0.2, bits, "fp32", 32)
+        return make(torch.randn(rows, columns, generator=source) * 0.2, bits, "fp32", 32, activations)
 
     mlps = [MLP(weight(2 * 64, 64), weight(64, 64), 1.5) for _ in range(count + 1)]
     return MoE(torch.randn(count, 64, generator=source), torch.zeros(count), mlps[:count], mlps[count], 2, 2.5)
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
-def test_experts_at_once_are_experts_one_by_one(bits: int) -> None:
-    here, there = layer(linear.make_linear, bits), layer(cuda.make_linear, bits)
+@pytest.mark.parametrize(
+    "bits, activations", [(16, "weight_only"), (8, "weight_only"), (8, "int8_token"), (4, "weight_only")]
+)
+def test_experts_at_once_are_experts_one_by_one(bits: int, activations: str) -> None:
+    here, there = (layer(make, bits, 4, activations) for make in (linear.make_linear, cuda.make_linear))
     there.experts = Grouped.where_possible(there.experts)
     assert isinstance(there.experts, Grouped)
     for rows in (1, 13):
         x = random(rows, 64)
-        torch.testing.assert_close(there(x), here(x), rtol=1e-4, atol=1e-4)
+        found, wanted = there(x), here(x)
+        near = 1e-3 if activations == "int8_token" else 1e-5  # a code may round the other way
+        assert (found - wanted).norm() <= near * wanted.norm()
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -119,8 +123,10 @@ def test_the_host_never_reads_the_routing(bits: int) -> None:
 def test_experts_stored_in_different_ways_stay_apart() -> None:
     mixed = [*layer(cuda.make_linear, 8, 2).experts, *layer(cuda.make_linear, 4, 2).experts]
     assert Grouped.where_possible(mixed) is mixed
-    tokens = [MLP(cuda.make_linear(random(8, 32), 8, "fp32", 32, "int8_token"), one.down, 1.0) for one in mixed]
-    assert Grouped.where_possible(tokens) is tokens
+    tensor, token = (cuda.make_linear(random(64, 32), 8, "fp32", 32, name) for name in ("int8_tensor", "int8_token"))
+    for up, down in ((tensor, tensor), (token, mixed[0].down)):
+        apart = [MLP(up, down, 1.0)] * 2
+        assert Grouped.where_possible(apart) is apart
 
 
 @pytest.mark.parametrize(
