@@ -104,9 +104,12 @@ if [ "$gpu" = no ]; then
 fi
 
 [ "$check" = no ] || echo "a GPU was found: --check changes nothing here"
-step kernels 240 "$PYTHON" -m pytest tests/device/test_kernels.py -q -p no:cacheprovider --durations 10 --junitxml "$OUT/kernels.xml"
-step engine 180 "$PYTHON" -m pytest tests/device/test_engine.py -q -p no:cacheprovider --durations 10 --junitxml "$OUT/engine.xml"
-step bench 240 "$PYTHON" scripts/bench_kernels.py --quick --out "$OUT/bench.jsonl"
+quiet=(-m pytest -q -p no:cacheprovider --durations 10)
+step kernels 240 "$PYTHON" "${quiet[@]}" tests/device/test_kernels.py --junitxml "$OUT/kernels.xml"
+step engine 120 "$PYTHON" "${quiet[@]}" tests/device/test_engine.py --junitxml "$OUT/engine.xml"
+# Every way of transfer is for a longer run: pytest tests/device
+step graphs 100 "$PYTHON" "${quiet[@]}" tests/device/test_graphs.py -k "plain or memory" --junitxml "$OUT/graphs.xml"
+step bench 180 "$PYTHON" scripts/bench_kernels.py --quick --out "$OUT/bench.jsonl"
 sed '$d' "$OUT/bench.txt"
 report
 exit $failed
