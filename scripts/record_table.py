@@ -68,6 +68,7 @@ def make_bench(logs: Path) -> Bench:
 
 def measure(raw: Path, blocks: list[int], core: int) -> None:
     """Append {block, codes, value, status, reason} to ``raw`` for what is not there yet, on one core."""
+    parent = os.getppid()
     os.sched_setaffinity(0, {core})
     bench = make_bench(raw.parent / "logs")
     done = {(row["block"], tuple(row["c"])) for row in rows(raw)}
@@ -78,6 +79,8 @@ def measure(raw: Path, blocks: list[int], core: int) -> None:
             for codes in order:
                 if (block, codes) in done:
                     continue
+                if os.getppid() != parent:
+                    return  # whoever asked for the table is gone
                 outcome = bench.measure(decode(bench.space, codes), block, f"core-{core}")
                 value = outcome.metrics.get(METRIC) if outcome.status == Status.OK else None
                 row = {"block": block, "c": codes, "v": value}
