@@ -58,9 +58,9 @@ class Mesh:
         """The parts [T, n] of the tensor group side by side: [T, tp · n]."""
         count = self.place.layout.tp
         x = x.contiguous()
-        parts = x.new_empty(count * len(x), x.shape[1])
-        self._timed(parts, lambda: dist.all_gather_into_tensor(parts, x, group=self._tensor))
-        return parts.view(count, *x.shape).transpose(0, 1).reshape(len(x), -1)
+        parts = x.new_empty(count, *x.shape)
+        self._timed(parts, lambda: dist.all_gather(list(parts), x, group=self._tensor))
+        return parts.transpose(0, 1).reshape(len(x), -1)
 
     def forward(self, x: Tensor) -> None:
         """Hand ``x`` to the next stage."""

@@ -24,6 +24,7 @@ from autotune.runtimes.native.kernels import select
 from autotune.runtimes.native.model import Recipe, Segment, Widths
 from autotune.runtimes.native.quant.calibrate import input_means
 from autotune.runtimes.native.quant.policy import Makers, by_length
+from autotune.runtimes.native.requests import check_request
 from autotune.runtimes.native.scheduler import Scheduler, Sequence, places, step_rows
 from autotune.runtimes.native.transfers import TRANSFERS
 from autotune.runtimes.native.weights import Checkpoint
@@ -119,14 +120,7 @@ class Engine:
     ) -> None:
         """Queue a request. Raises ValueError for one that can never run."""
         prompt = [int(token) for token in prompt_ids]
-        if not prompt or max_tokens < 1:
-            raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
-        wrong = next((t for t in prompt if not 0 <= t < self.model.vocab_size), None)
-        if wrong is not None:
-            raise ValueError(f"token {wrong} is outside the vocabulary of {self.model.vocab_size}")
-        room = self.blocks.count * self.blocks.size
-        if len(prompt) + max_tokens > room:
-            raise ValueError(f"{len(prompt)} + {max_tokens} tokens do not fit the cache of {room} (knob kv_tokens)")
+        check_request(prompt, max_tokens, self.model.vocab_size, self.blocks.count * self.blocks.size)
         self.scheduler.add(Sequence(request_id, prompt, len(prompt), max_tokens, temperature, seed, ignore_eos))
 
     def step(self) -> list[Event]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 from autotune.runtimes.base import Score
 from autotune.runtimes.native.kernels import tuning
+from autotune.runtimes.native.layout import Layout
 from autotune.runtimes.native.text import Growing, Text
 from search_spaces import Value, load
 
@@ -89,13 +90,10 @@ class LLM:
 
         Raises SpaceError for a knob or value that the engine does not have, and the engine's own one-line errors.
         """
-        from autotune.runtimes.native.engine import Engine
-
         self.folder = Path(model)
         self.config = load("native").complete(config or {})
         self.text = Text(self.folder)
-        tuning.use(kernels or {})
-        self._engine: Stepping | None = Engine(self.folder, self.config)
+        self._engine: Stepping | None = _engine(self.folder, self.config, kernels or {})
         self._lock = threading.Lock()
         self._waiting: dict[int, deque[tuple[Sequence[int], str | None]]] = {}
         self._next = 0
@@ -108,6 +106,8 @@ class LLM:
 
     def close(self) -> None:
         """Drop the engine and its memory. Closing twice is allowed; anything else afterwards is an error."""
+        if self._engine is not None:
+            getattr(self._engine, "close", lambda: None)()  # ranks are processes; an engine in this one is only dropped
         self._engine = None
 
     @property
@@ -215,3 +215,15 @@ class LLM:
         steps = list(self._steps(number))
         tokens = tuple(token for new, _ in steps for token in new)
         return Completion(self.text.decode(tokens) if self.text.there else "", tokens, steps[-1][1] or "")
+
+
+def _engine(folder: Path, config: Mapping[str, Value], kernels: tuning.Entries) -> Stepping:
+    """One rank is an engine in this process, several are processes of their own."""
+    if Layout.of(config).world > 1:
+        from autotune.runtimes.native.remote import RemoteEngine
+
+        return RemoteEngine(folder, config, kernels)
+    from autotune.runtimes.native.engine import Engine
+
+    tuning.use(kernels)
+    return Engine(folder, config)

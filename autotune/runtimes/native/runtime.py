@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -207,10 +208,10 @@ class NativeEndpoint:
 
     def _fail(self, error: EngineError) -> None:
         """The engine is gone: every stream ends now, and every later call says why."""
-        self._failure = error
+        self._failure = self._failure or error
         self._detach()
         for queue in self._queues.values():
-            queue.put_nowait(error)
+            queue.put_nowait(self._failure)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -219,8 +220,19 @@ class NativeEndpoint:
     def _death(self, phase: str) -> EngineError:
         """Why the pipe closed, from the child's wait status."""
         self._detach()
+        said = self._last_words()
         status, reason = died(self._child.end(patience=5.0), "the engine")
-        return EngineError(status, phase, reason, self._tail())
+        return said or EngineError(status, phase, reason, self._tail())
+
+    def _last_words(self) -> EngineError | None:
+        """What the child said of its end and nobody has read yet."""
+        for _ in range(2):  # a reset connection is reported once, before what is left to read
+            with contextlib.suppress(EOFError, OSError):
+                while self._child.pipe.poll():
+                    message = self._child.pipe.recv()
+                    if message[0] == "failed":
+                        return EngineError(Status(message[1]), message[2], message[3], self._tail())
+        return None
 
     def _tail(self) -> str:
         try:

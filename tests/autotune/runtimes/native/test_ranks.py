@@ -20,6 +20,8 @@ from autotune.outcome import EngineError, Status
 from autotune.runtimes.base import Generation, RequestError
 from autotune.runtimes.native import NativeRuntime
 from autotune.runtimes.native.engine import Engine
+from autotune.runtimes.native.llm import LLM, Sampling
+from autotune.runtimes.native.remote import RemoteEngine
 from search_spaces import Config, load
 
 SPACE = load("native").narrow({"cores": 8, "devices": 8, "layers": 4, "experts": 8})
@@ -208,3 +210,21 @@ def test_heads_that_do_not_divide_are_refused(tiny: Path, tmp_path: Path) -> Non
     ):
         pass
     assert caught.value.status is Status.UNSUPPORTED
+
+
+def test_llm_runs_a_layout_as_it_runs_one_process(tiny: Path) -> None:
+    with LLM(tiny, complete({})) as one, LLM(tiny, complete({"tp": 2, "threads": 1})) as two:
+        assert isinstance(two.engine, RemoteEngine) and not isinstance(one.engine, RemoteEngine)
+        pid = two.engine._child.pid
+        wanted = [answer.tokens for answer in one.generate(PROMPTS, 8, ignore_eos=True)]
+        assert [answer.tokens for answer in two.generate(PROMPTS, 8, ignore_eos=True)] == wanted
+        assert next(iter(two.stream(PROMPTS[0], Sampling(100, ignore_eos=True)))).tokens
+        assert np.abs(two.score(PROMPTS)[0].logprobs - one.score(PROMPTS)[0].logprobs).max() <= 1e-5
+        assert two.effective()["tp"] == 2 and two.counters()["communication_bytes"] > 0
+        for wrong in ([], [96], [5] * 1024):
+            with pytest.raises(ValueError):
+                two.generate([wrong], 8)
+        os.kill(session(pid)[1], signal.SIGKILL)
+        with pytest.raises(EngineError, match="killed rank 0 of 2"):
+            two.generate(PROMPTS, 8)
+    assert session(pid) == []
