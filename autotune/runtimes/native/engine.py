@@ -58,6 +58,7 @@ class Engine:
         mesh: Mesh | None = None,
     ) -> None:
         start = time.monotonic()
+        host.apply(str(config.get("allocator", "default")))
         torch.set_grad_enabled(False)
         if torch.cuda.is_available():  # a default device costs microseconds an operation, so none is set on CPU
             torch.set_default_device("cuda")

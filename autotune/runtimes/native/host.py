@@ -15,7 +15,8 @@ CUDA_POLICIES = {
 }
 """What each allocator policy says in PYTORCH_CUDA_ALLOC_CONF."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-LARGEST = 1 << 30
+LARGEST, GLIBC = 1 << 30, 128 << 10
+"""Bytes from which glibc maps an allocation of its own: as large as it may be, and the value it starts with."""
 
 
 class _Applied:
@@ -30,9 +31,10 @@ def apply(policy: str) -> None:
     ``keep`` (CPU): glibc serves large tensors from its heap and never gives them back, instead of mapping and faulting
     in fresh pages for each. Raises NotImplementedError for a policy that this machine lacks.
     """
-    if policy == "keep":
+    if policy == "keep" or _Applied.policy == "keep":
+        limit = LARGEST if policy == "keep" else GLIBC
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is None or not (mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, LARGEST)):
+        if mallopt is None or not (mallopt(M_MMAP_THRESHOLD, limit) and mallopt(M_TRIM_THRESHOLD, limit)):
             raise NotImplementedError("allocator=keep needs glibc's malloc")
     elif policy not in CUDA_POLICIES:
         raise NotImplementedError(f"there is no allocator policy {policy}")

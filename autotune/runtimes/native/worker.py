@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.outcome import Status
-from autotune.runtimes.native import host
 from autotune.runtimes.native.capture import GraphError
 from autotune.runtimes.native.config import CheckpointError
 from autotune.runtimes.native.engine import Engine
@@ -30,7 +29,6 @@ def probed(pipe: Connection) -> None:
 def run(pipe: Connection, folder: Path, config: Mapping[str, Any], kernels: tuning.Entries) -> None:
     """Serve one launch with this table of tuned kernels."""
     try:
-        host.apply(str(config.get("allocator", "default")))
         tuning.use(kernels)
         layout = Layout.of(config)
         if layout.world > 1:

@@ -82,7 +82,7 @@ def test_config_that_is_not_json(autotune, model: Path) -> None:
         ("budgets = 3", "did you mean budget"),
         ("[knobs]\nkv_dtyp = 'int8'", "did you mean kv_dtype"),
         ("[knobs]\nkv_dtype = 'int9'", "kv_dtype cannot be"),
-        ("[knobs]\ntp = 2", "one process"),
+        ("[knobs]\ntp = 8", "8 ranks need 8 devices"),
     ],
 )
 def test_broken_plans(autotune, home: Path, text: str, word: str) -> None:
