@@ -47,9 +47,9 @@ CPU = Space(
             when=_packed, refuse=lambda v, f: _compiled(v, f) if v != 4 else "",
         ),
         Knob(
-            "ahead", "kernel", Choice((0, 512, 1024, 2048, 4096, 8192), ordered=True), 1024,
+            "ahead", "kernel", Choice((0, 512, 1024, 2048, 4096, 8192), ordered=True), 8192,
             "Bytes by which the stream of each weight row is prefetched.",
-            when=_packed, refuse=lambda v, f: _compiled(v, f) if v != 1024 else "",
+            when=_packed, refuse=lambda v, f: _compiled(v, f) if v != 8192 else "",
         ),
     ),
 )  # fmt: skip

@@ -96,7 +96,7 @@ def compiler() -> str | None:
 
 
 @cache
-def library(block: int = 4, ahead: int = 1024) -> ctypes.CDLL | None:
+def library(block: int = 4, ahead: int = 8192) -> ctypes.CDLL | None:
     """The kernels built with ``block`` output rows at a time and ``ahead`` bytes of prefetch; None without a compiler.
 
     Compiling takes about two seconds, once for each source, processor and pair of parameters.

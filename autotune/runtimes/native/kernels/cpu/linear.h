@@ -7,10 +7,10 @@
 #define BLOCK 4 /* output rows that share a load of the activations */
 #endif
 #ifndef AHEAD
-#define AHEAD 1024 /* bytes by which each row's stream is prefetched */
+#define AHEAD 8192 /* bytes by which each row's stream is prefetched */
 #endif
 #define CHUNK 128
-#define TILE 4 /* activation rows that share a load of the weights */
+#define TILE 8 /* activation rows that share a load of the weights, at most */
 #define GRAIN 65536 /* weights a thread should have at least */
 
 enum { FP32, BF16, INT8, INT4 };
@@ -125,14 +125,15 @@ INLINE void tiles(int kind, int rows, int many, const Weight *w, int64_t r0, con
 }
 
 INLINE void rows_of(int kind, int many, const Weight *w, int64_t from, int64_t to, const float *x, float *out) {
-    int64_t r = from;
-    for (; r + BLOCK <= to; r += BLOCK) tiles(kind, BLOCK, many, w, r, x, out);
+    int64_t r = from, rows = many > 4 ? BLOCK / 2 : BLOCK; /* their product is what registers hold */
+    for (; r + rows <= to; r += rows) tiles(kind, many > 4 ? BLOCK / 2 : BLOCK, many, w, r, x, out);
     for (; r < to; r++) tiles(kind, 1, many, w, r, x, out);
 }
 
 INLINE void span(int kind, const Weight *w, int64_t from, int64_t to, const float *x, int64_t count, float *out) {
     int64_t step = kind == INT4 ? (w->cols + CHUNK - 1) / CHUNK * 9 * LANES : w->cols, m = 0;
-    for (; m + TILE <= count; m += TILE) rows_of(kind, TILE, w, from, to, x + m * step, out + m * w->rows);
+    for (; m + 8 <= count; m += 8) rows_of(kind, 8, w, from, to, x + m * step, out + m * w->rows);
+    for (; m + 4 <= count; m += 4) rows_of(kind, 4, w, from, to, x + m * step, out + m * w->rows);
     for (; m + 2 <= count; m += 2) rows_of(kind, 2, w, from, to, x + m * step, out + m * w->rows);
     for (; m < count; m++) rows_of(kind, 1, w, from, to, x + m * step, out + m * w->rows);
 }
