@@ -140,7 +140,7 @@ def parse_query(text: str) -> list[Gpu]:
     gpus = []
     for cells in csv.reader(text.splitlines(), skipinitialspace=True):
         known = [None if _unknown(cell) else cell.strip() for cell in cells]
-        if len(known) != len(QUERY) or known[0] is None or not known[0].isdigit():
+        if len(known) != len(QUERY) or known[0] is None or not known[0].isdecimal():
             continue
         index, uuid, name, memory, capability, mig, power, driver = known
         assert index is not None
@@ -168,7 +168,7 @@ def visible_gpus(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
     for entry in (part.strip() for part in visible.split(",")):
         if entry.startswith("MIG-"):
             return [g for g in gpus if g.mig][:1]
-        match = [g for g in gpus if (str(g.index) == entry if entry.isdigit() else _named(g, entry))]
+        match = [g for g in gpus if (str(g.index) == entry if entry.isdecimal() else _named(g, entry))]
         if not match:
             break
         chosen.append(match[0])
@@ -259,7 +259,7 @@ def _full(values: Sequence[str | None]) -> list[str]:
 def parse_quota(text: str) -> float | None:
     """CPUs that cgroup v2's ``cpu.max`` allows; None without a limit."""
     parts = text.split()
-    if len(parts) != 2 or not all(p.isdigit() for p in parts) or int(parts[1]) == 0:
+    if len(parts) != 2 or not all(p.isdecimal() for p in parts) or int(parts[1]) == 0:
         return None
     return round(int(parts[0]) / int(parts[1]), 2)
 
@@ -268,6 +268,6 @@ def parse_memory(meminfo: str, limit: str) -> int | None:
     """Usable bytes: MemTotal or the cgroup's ``memory.max`` if less, rounded to GiB (kernels reserve differently)."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
     sizes = [int(found[1]) << 10] if found else []
-    if limit.strip().isdigit():
+    if limit.strip().isdecimal():
         sizes.append(int(limit))
     return max(math.floor(min(sizes) / GIB + 0.5), 1) * GIB if sizes else None
