@@ -84,13 +84,16 @@ class Blocks:
         self.states.move_to_end(found[-1])
         return found, self.states[found[-1]]
 
-    def take(self) -> int | None:
-        """A block for one user, if need be one that was kept; None when all are in use."""
-        if not self.free and not self._evict():
+    def take(self, count: int) -> list[int] | None:
+        """Blocks for one user, if need be some that were kept; None, and none given up, when too many are in use."""
+        if count > self.count - self.used:
             return None
-        block = self.free.pop()
-        self._hold(block)
-        return block
+        while len(self.free) < count:
+            self._evict()
+        found = [self.free.pop() for _ in range(count)]
+        for block in found:
+            self._hold(block)
+        return found
 
     def keep(self, blocks: list[int], keys: Sequence[bytes]) -> None:
         """Make the first blocks of a sequence known under their prefixes' ``keys``.
@@ -150,19 +153,15 @@ class Blocks:
             yield block
             block = self.table[block].parent
 
-    def _evict(self) -> bool:
-        """Free the least recently used blocks; False when every kept block is in use.
+    def _evict(self) -> None:
+        """Free the least recently used of the kept blocks that nobody uses, of which there must be some.
 
-        A checkpoint with another further on, or with its block in use, would free nothing and stays.
+        A checkpoint with another further on, or with its block in use, would free nothing and stays. Each unused kept
+        block has a last checkpoint at its end or further on, and whoever used that block would use this one.
         """
-        ends = (b for b in self.states if self.table[b].points == 1 and not self.table[b].users)
-        block = next(ends, None)
-        if block is None:
-            return False
         before = len(self.free)
-        self._drop(block)
+        self._drop(next(b for b in self.states if self.table[b].points == 1 and not self.table[b].users))
         self.counts.evictions += len(self.free) - before
-        return True
 
     def _drop(self, block: int) -> None:
         """Give up the checkpoint at a block's end, and the blocks that only it was for."""

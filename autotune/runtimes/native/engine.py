@@ -220,7 +220,7 @@ class Engine:
         if not 2 <= len(ids) <= room:
             raise ValueError(f"a scored sequence needs 2 to {room} tokens, not {len(ids)}")
         slot, rows = self.scheduler.max_seqs, []
-        blocks = [b for b in (self.blocks.take() for _ in range(-(-len(ids) // self.blocks.size))) if b is not None]
+        blocks = self.blocks.take(-(-len(ids) // self.blocks.size)) or []
         self.decoder.clear_state(slot)
         try:
             for start, count in self.lengths.pieces(0, len(ids) - 1, SCORE_ROWS):

@@ -121,12 +121,10 @@ class Scheduler:
 
     def _room(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for ``tokens`` tokens, taking nothing from anybody."""
-        while len(sequence.blocks) * self.blocks.size < tokens:
-            block = self.blocks.take()
-            if block is None:
-                return False
-            sequence.blocks.append(block)
-        return True
+        missing = -(-tokens // self.blocks.size) - len(sequence.blocks)
+        found = self.blocks.take(max(missing, 0))
+        sequence.blocks += found or ()
+        return found is not None
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for ``tokens`` tokens, preempting the youngest; False when ``sequence`` itself had to give way."""
