@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -94,7 +94,12 @@ def start(
         server.service = Service(cast(LLM, llm), driver, Options("tiny", queue=queue))
         http_server = Server(server.service.handle, limits)
         await http_server.start(sock)
-        server.stop = lambda: loop.call_soon_threadsafe(stop.set)
+
+        def end() -> None:
+            with suppress(RuntimeError):  # it has ended already: its loop is closed
+                loop.call_soon_threadsafe(stop.set)
+
+        server.stop = end
         began.set()
         await stop.wait()
         server.service.draining = True
