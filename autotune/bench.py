@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,13 +13,21 @@ from typing import Any, Protocol
 from autotune import loadgen
 from autotune.metrics import Timeline, derive
 from autotune.outcome import EngineError, Outcome, Status
+from autotune.pruning import Watch
 from autotune.quality import TOP, Gate, Quality
 from autotune.runtimes.base import Endpoint, Runtime, Score
+from autotune.stopping import Count, HalfWidth, Stopping, Within
+from autotune.telemetry import Watch as Telemetry
 from autotune.workload import Workload, build
 from search_spaces import Config, Space
 
 FAILED_LIMIT = 0.05
 """Share of failed requests above which a trial's figures mean nothing (they bend throughput and latency alike)."""
+CLIENT_LIMIT = 0.8
+"""Share of one core that generating the load may take; above it the figures are the client's, not the engine's."""
+PASS_SEED = 1_000_003
+DEVICES = ("tp", "pp", "dp")
+"""Knobs whose product is how many devices a configuration takes."""
 
 
 class Measuring(Protocol):
@@ -33,12 +42,17 @@ class Measuring(Protocol):
     @property
     def gate(self) -> Gate: ...
 
-    def measure(self, config: Config, seed: int, name: str = "trial") -> Outcome: ...
+    def measure(self, config: Config, seed: int, name: str = "trial", watch: Watch | None = None) -> Outcome: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Everything that all trials of a study share. ``source`` are the token ids that prompts are cut from."""
+    """Everything that all trials of a study share. ``source`` are the token ids that prompts are cut from.
+
+    With ``precision`` above 0 the workload is repeated on fresh prompts until the 95 % interval of its output rate is
+    that narrow (a share of the rate), at least three times, and no longer than ``deadline`` seconds in all.
+    ``telemetry`` starts to watch the machine for throttling; without it nothing is watched.
+    """
 
     runtime: Runtime
     space: Space
@@ -48,9 +62,14 @@ class Bench:
     quality: Quality | None = None
     gate: Gate = field(default_factory=Gate)
     deadline: float = 120.0
+    precision: float = 0.0
+    telemetry: Callable[[], Telemetry] | None = None
 
-    def measure(self, config: Config, seed: int, name: str = "trial") -> Outcome:
-        """Launch, warm up, measure, check quality; every failure becomes an Outcome with its phase and reason."""
+    def measure(self, config: Config, seed: int, name: str = "trial", watch: Watch | None = None) -> Outcome:
+        """Launch, warm up, measure, check quality; every failure becomes an Outcome with its phase and reason.
+
+        ``watch`` may give the run up part-way.
+        """
         broken = self.space.broken(config)
         if broken:
             return Outcome(Status.INVALID, "; ".join(broken))
@@ -60,15 +79,16 @@ class Bench:
             with ExitStack() as stack:
                 with clock.phase("launch"):
                     endpoint = stack.enter_context(self.runtime.launch(config, self.logs / f"{name}.log"))
-                outcome = self._run(endpoint, config, seed, clock)
+                outcome = self._run(endpoint, config, seed, clock, watch)
         except EngineError as error:
             tail = f"\n{error.tail}" if error.tail else ""
-            kept = error.run.timelines if isinstance(error, loadgen.TimeLimit) else ()
+            kept = error.run.timelines if isinstance(error, (loadgen.TimeLimit, loadgen.GivenUp)) else ()
+            bound = error.bound if isinstance(error, loadgen.GivenUp) else None
             reason = f"{error.phase}: {error.reason}{tail}"
-            outcome = replace(outcome, status=error.status, reason=reason, timelines=kept)
+            outcome = replace(outcome, status=error.status, reason=reason, timelines=kept, bound=bound)
         return replace(outcome, seconds=clock.seconds)
 
-    def _run(self, endpoint: Endpoint, config: Config, seed: int, clock: _Clock) -> Outcome:
+    def _run(self, endpoint: Endpoint, config: Config, seed: int, clock: _Clock, watch: Watch | None) -> Outcome:
         effective = dict(endpoint.effective())
         wrong = [f"{name}={effective[name]!r} instead of {value!r}" for name, value in config.items()
                  if name in effective and effective[name] != value]  # fmt: skip
@@ -78,16 +98,38 @@ class Bench:
             loadgen.drive(endpoint, self.workload, self._conversations(seed, warmup=True), self.deadline, "warmup")
             endpoint.reset()
         with clock.phase("measure"):
-            run = loadgen.drive(endpoint, self.workload, self._conversations(seed), self.deadline)
+            machine = self.telemetry() if self.telemetry is not None else None
+            run, unmet = self._passes(endpoint, seed, watch)
+            held = machine.fault() if machine is not None else ""
         counters = dict(endpoint.counters())
         metrics = derive(run.timelines, run.wall_seconds, run.cpu_seconds, self.workload.slo, counters)
-        outcome = Outcome(Status.OK, "", metrics, run.timelines, {}, effective, counters)
+        metrics |= _cost(metrics, config)
+        disturbed = held or _client_bound(metrics)
+        notes = (unmet,) if unmet else ()
+        outcome = Outcome(
+            Status.OK, "", metrics, run.timelines, {}, effective, counters, notes=notes, disturbed=disturbed
+        )
         failed = metrics.get("failed_fraction", 0.0)
         if failed > FAILED_LIMIT:
             return replace(outcome, status=Status.FAILED_REQUESTS, reason=_failures(run.timelines, failed))
         if self.quality is None:
             return outcome
         return self._judge(outcome, endpoint, config, clock)
+
+    def _passes(self, endpoint: Endpoint, seed: int, watch: Watch | None) -> tuple[loadgen.Run, str]:
+        """One run, or as many as the precision asks for joined to one, and what the time limit left unmet."""
+        wanted: list[Stopping] = [HalfWidth(self.precision)] if self.precision > 0 else [Count(1)]
+        stop = Within(self.deadline, wanted)
+        runs: list[loadgen.Run] = []
+        while not (runs and stop.done()):
+            # The seed of a pass is far from that of any block, so that no two share a prompt.
+            conversations = self._conversations(seed + PASS_SEED * len(runs))
+            runs.append(
+                loadgen.drive(endpoint, self.workload, conversations, self.deadline, watch=None if runs else watch)
+            )
+            tokens = sum(t.output_tokens for t in runs[-1].timelines)
+            stop.add(tokens / max(runs[-1].wall_seconds, 1e-9))
+        return loadgen.joined(runs), stop.unmet() if self.precision > 0 else ""
 
     def _judge(self, outcome: Outcome, endpoint: Endpoint, config: Config, clock: _Clock) -> Outcome:
         assert self.quality is not None
@@ -108,6 +150,20 @@ class Bench:
 
     def _conversations(self, seed: int, warmup: bool = False) -> Any:
         return build(self.workload, self.source, seed, warmup=warmup)
+
+
+def _cost(metrics: Mapping[str, float], config: Config) -> dict[str, float]:
+    """What 1,000 output tokens cost in seconds of one device."""
+    rate = metrics.get("output_tok_s", 0.0)
+    devices = math.prod(int(config.get(name, 1)) for name in DEVICES)
+    return {"device_s_per_ktok": 1000 * devices / rate} if rate > 0 else {}
+
+
+def _client_bound(metrics: Mapping[str, float]) -> str:
+    share = metrics.get("client_cpu_fraction", 0.0)
+    if share <= CLIENT_LIMIT:
+        return ""
+    return f"client-bound: generating the load took {share:.0%} of a core (limit {CLIENT_LIMIT:.0%})"
 
 
 def _failures(timelines: Sequence[Timeline], share: float) -> str:

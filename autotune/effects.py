@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune import stats
+from autotune.decision import round_name
 from autotune.objective import Objective
 from autotune.outcome import Status
-from autotune.tune import Tuner, round_name
+from autotune.tune import Tuner
 from search_spaces import Config, Space
 from tuning_db import Trial
 

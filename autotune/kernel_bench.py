@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from autotune.outcome import EngineError, Outcome, Status
+from autotune.pruning import Watch
 from autotune.quality import Gate, Quality
 from autotune.runtimes.native.kernels.process import KernelProcess
 from search_spaces import Config, Space
@@ -28,8 +29,11 @@ class KernelBench:
         space = kernel_space(process.operator.backend, found.get("facts", {}), found.get("defaults", {}))
         return cls(process, space)
 
-    def measure(self, config: Config, seed: int, name: str = "trial") -> Outcome:
-        """Check, then time. A wrong answer is ``quality`` and has no time; every failure is an outcome."""
+    def measure(self, config: Config, seed: int, name: str = "trial", watch: Watch | None = None) -> Outcome:
+        """Check, then time. A wrong answer is ``quality`` and has no time; every failure is an outcome.
+
+        Takes milliseconds and has no requests, so ``watch`` sees nothing.
+        """
         broken = self.space.broken(config)
         if broken:
             return Outcome(Status.INVALID, "; ".join(broken))

@@ -16,6 +16,7 @@ from typing import Any
 
 from autotune import hardware
 from autotune import model as models
+from autotune.decision import decided
 from autotune.kernel_bench import KernelBench
 from autotune.objective import Objective
 from autotune.plan import Plan, PlanError
@@ -25,7 +26,7 @@ from autotune.runtimes.native.kernels import operators, tuning
 from autotune.runtimes.native.kernels.process import KernelProcess
 from autotune.runtimes.native.kernels.tuning import Entries, Operator
 from autotune.setting import reference_model
-from autotune.tune import Study, Tuner, decided
+from autotune.tune import Study, Tuner
 from tuning_db import Hardware, Reference, Scenario, Store
 
 OBJECTIVE = Objective("op_s")
@@ -85,7 +86,7 @@ class KernelSetting:
             operator = Operator.parse(str(scenario.model["name"]))
             if self.scenario(operator).key != scenario.key:
                 continue  # other hardware, other kernels, or weights that come from elsewhere
-            results = list(decided(store.trials(scenario.key, stage="confirm"), scenario))
+            results = list(decided(store.trials(scenario.key, stage="confirm"), scenario, store))
             if results:
                 latest = max(results, key=lambda result: max(trial.ended_at for trial in result.trials))
                 found[operator.key] = dict(latest.config)

@@ -6,17 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast, runtime_checkable
 
 from autotune.metrics import Timeline
 from autotune.outcome import EngineError, Status
+from autotune.pruning import Watch
 from autotune.runtimes.base import Chunk, Endpoint, Generation, RequestError
 from autotune.workload import Conversation, Workload
 
 GRACE = 2.0
 """Seconds that cancelled requests get to end before they are left behind."""
 CUT = "cut off by the time limit"
+GIVEN_UP = "given up: the run had no chance left"
 SKIPPED = "not sent: an earlier turn failed"
 
 
@@ -44,6 +46,14 @@ class TimeLimit(EngineError):
         self.run = run
 
 
+class GivenUp(EngineError):
+    """``watch`` ended the run; ``run`` holds what was measured until then."""
+
+    def __init__(self, phase: str, watch: Watch, run: Run) -> None:
+        super().__init__(Status.PRUNED, phase, watch.reason())
+        self.run, self.bound = run, watch.bound()
+
+
 def event_loop(endpoint: Endpoint) -> asyncio.AbstractEventLoop:
     """A new loop to talk to ``endpoint`` in; its `time()` is the clock of `Chunk.at`."""
     return endpoint.event_loop() if isinstance(endpoint, Simulated) else asyncio.new_event_loop()
@@ -55,18 +65,20 @@ def drive(
     conversations: Sequence[Conversation],
     deadline_s: float,
     phase: str = "measure",
+    watch: Watch | None = None,
 ) -> Run:
     """Run ``conversations`` under ``workload``'s concurrency to their end.
 
     Raises TimeLimit (an EngineError) after ``deadline_s`` seconds, and the engine's own EngineError as soon as one
-    comes. A failed request is a Timeline with an error.
+    comes. A failed request is a Timeline with an error. ``watch`` sees each request as it ends and may end the run,
+    which raises GivenUp.
     """
     loop = event_loop(endpoint)
     # A task that ignored its cancellation is left behind below; its complaint when collected helps nobody.
     loop.set_exception_handler(lambda loop, context: None)
     cpu = time.process_time()
     start = loop.time()
-    work = loop.create_task(run(endpoint, conversations, workload.concurrency, deadline_s))
+    work = loop.create_task(run(endpoint, conversations, workload.concurrency, deadline_s, watch))
     try:
         timelines = loop.run_until_complete(work)
         wall = _length(timelines, loop.time() - start)
@@ -77,6 +89,8 @@ def drive(
             loop.run_until_complete(asyncio.wait([work], timeout=2 * GRACE))
         loop.run_until_complete(asyncio.wait([loop.create_task(loop.shutdown_asyncgens())], timeout=GRACE))
         loop.close()
+    if watch is not None and watch.done() and any(t.error == GIVEN_UP for t in timelines):
+        raise GivenUp(phase, watch, measured)
     unmet = [t for t in timelines if t.error == CUT]
     if unmet:
         raise TimeLimit(
@@ -88,6 +102,19 @@ def drive(
     return measured
 
 
+def joined(runs: Sequence[Run]) -> Run:
+    """Several runs as one: each begins where the one before it ended, and conversations are numbered on."""
+    timelines: list[Timeline] = []
+    wall, first = 0.0, 0
+    for run_ in runs:
+        for t in run_.timelines:
+            times = tuple(at + wall for at in t.token_times)
+            timelines.append(replace(t, conversation=t.conversation + first, sent=t.sent + wall, token_times=times))
+        wall += run_.wall_seconds
+        first = 1 + max((t.conversation for t in timelines), default=-1)
+    return Run(tuple(timelines), wall, sum(run_.cpu_seconds for run_ in runs))
+
+
 def _length(timelines: Sequence[Timeline], elapsed: float) -> float:
     """Seconds until the last token, or all that passed when nothing was measured or something was cut off."""
     ends = [t.token_times[-1] for t in timelines if t.token_times]
@@ -95,8 +122,16 @@ def _length(timelines: Sequence[Timeline], elapsed: float) -> float:
     return min(max(ends), elapsed) if clean else elapsed
 
 
+class _Enough(Exception):
+    """Raised through a conversation to end the whole run."""
+
+
 async def run(
-    endpoint: Endpoint, conversations: Sequence[Conversation], concurrency: int, deadline_s: float
+    endpoint: Endpoint,
+    conversations: Sequence[Conversation],
+    concurrency: int,
+    deadline_s: float,
+    watch: Watch | None = None,
 ) -> list[Timeline]:
     """A timeline for every turn of every conversation, in order of conversation and turn.
 
@@ -104,7 +139,7 @@ async def run(
     Times are seconds of the running loop's clock since this call. Returns within ``deadline_s`` + GRACE seconds.
     """
     loop = asyncio.get_running_loop()
-    log = _Log(loop.time())
+    log = _Log(loop.time(), watch)
     gate = asyncio.Semaphore(concurrency if concurrency > 0 else max(len(conversations), 1))
     tasks = [loop.create_task(_converse(endpoint, c, gate, log)) for c in conversations]
     if not tasks:
@@ -115,13 +150,14 @@ async def run(
         failure = next((e for task in done if (e := task.exception()) is not None), None)
     finally:
         await _stop(tasks)
-    if failure is not None:
+    if failure is not None and not isinstance(failure, _Enough):
         raise failure
+    why = CUT if failure is None else GIVEN_UP
     found = dict(log.done)
     for conversation in conversations:
         for index, turn in enumerate(conversation.turns):
             if (conversation.id, index) not in found:
-                found[conversation.id, index] = log.cut(conversation.id, index, len(turn.tokens), loop.time())
+                found[conversation.id, index] = log.cut(conversation.id, index, len(turn.tokens), loop.time(), why)
     return [found[key] for key in sorted(found)]
 
 
@@ -137,8 +173,9 @@ async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
 class _Log:
     """The timelines so far, and what is known of the requests under way; times are relative to ``start``."""
 
-    def __init__(self, start: float) -> None:
+    def __init__(self, start: float, watch: Watch | None = None) -> None:
         self.start = start
+        self.watch = watch
         self.failed = False
         self.done: dict[tuple[int, int], Timeline] = {}
         self.open: dict[tuple[int, int], tuple[int, float, list[float]]] = {}
@@ -152,11 +189,15 @@ class _Log:
     def close(self, conversation: int, turn: int, error: str) -> None:
         prompt, sent, times = self.open.pop((conversation, turn))
         self.done[conversation, turn] = Timeline(conversation, turn, prompt, len(times), sent, tuple(times), error)
+        if self.watch is not None:
+            self.watch.add(self.done[conversation, turn])
+            if self.watch.done():
+                raise _Enough
 
-    def cut(self, conversation: int, turn: int, tokens: int, now: float) -> Timeline:
-        """The timeline of a request that the time limit cut off or kept from being sent."""
+    def cut(self, conversation: int, turn: int, tokens: int, now: float, why: str) -> Timeline:
+        """The timeline of a request that the run's early end cut off or kept from being sent."""
         prompt, sent, times = self.open.get((conversation, turn), (tokens, now - self.start, []))
-        return Timeline(conversation, turn, prompt, len(times), sent, tuple(times), CUT)
+        return Timeline(conversation, turn, prompt, len(times), sent, tuple(times), why)
 
 
 async def _converse(endpoint: Endpoint, conversation: Conversation, gate: asyncio.Semaphore, log: _Log) -> None:

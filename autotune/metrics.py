@@ -6,7 +6,7 @@ Seconds, bytes and counts inside; units are for whoever prints. A figure that ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 COUNTED = (
@@ -101,19 +101,24 @@ class Metric:
     sentence: str
 
 
-def _four(name: str, what: str) -> list[Metric]:
-    shapes = (("mean", "Mean"), ("p50", "Median"), ("p90", "90th percentile of the"), ("p99", "99th percentile of the"))
+FAMILIES = ("ttft", "itl", "tpot", "e2e", "task")
+"""What is measured many times in a run, in seconds: of these any percentile can be asked for."""
+PERCENTILES = (50, 90, 95, 99)
+
+
+def _spread_of(name: str, what: str) -> list[Metric]:
+    shapes = [("mean", "Mean"), ("p50", "Median"), *((f"p{q}", f"{q}th percentile of the") for q in PERCENTILES[1:])]
     return [Metric(f"{name}_{suffix}", "s", "lower", ".4g", f"{words} {what}.") for suffix, words in shapes]
 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        *_four("ttft", "time from sending a request to its first token"),
-        *_four("itl", "time between two tokens of a request, over all gaps"),
-        *_four("tpot", "time per output token after the first, over requests"),
-        *_four("e2e", "time from sending a request to its last token"),
-        *_four("task", "time from a conversation's first request to its last token")[:3],
+        *_spread_of("ttft", "time from sending a request to its first token"),
+        *_spread_of("itl", "time between two tokens of a request, over all gaps"),
+        *_spread_of("tpot", "time per output token after the first, over requests"),
+        *_spread_of("e2e", "time from sending a request to its last token"),
+        *_spread_of("task", "time from a conversation's first request to its last token")[:3],
         Metric("tasks_per_min", "1/min", "higher", ".4g", "Conversations finished a minute."),
         Metric("output_tok_s", "tok/s", "higher", ".4g", "Output tokens of good requests a second of the run."),
         Metric("total_tok_s", "tok/s", "higher", ".4g", "Prompt and output tokens of good requests a second."),
@@ -149,6 +154,7 @@ METRICS: dict[str, Metric] = {
         Metric("communication_bytes", "B", "lower", ".4g", "Tensors that the ranks of a layout exchanged."),
         Metric("kl_mean", "nat", "lower", ".4g", "Mean KL divergence a token from the full-width model."),
         Metric("perplexity", "1", "lower", ".4g", "Perplexity on the held-out text."),
+        Metric("device_s_per_ktok", "s", "lower", ".4g", "Seconds of one device for 1,000 output tokens: the cost."),
         Metric("op_s", "s", "lower", ".4g", "Median time of one call of an operator (on a CPU, of its thread)."),
         Metric("op_error", "1", "lower", ".2g", "Error of an operator's answer relative to the reference's norm."),
         Metric("perplexity_ratio", "1", "lower", ".4f", "Perplexity relative to the full-width model's."),
@@ -186,16 +192,9 @@ def derive(
     found: dict[str, float | None] = {}
     if timelines:
         found |= {"requests": len(timelines), "failed_fraction": 1 - len(good) / len(timelines)}
+    for name in FAMILIES:
+        found |= _spread(name, observed(name, timelines))
     tasks = _tasks(timelines)
-    families: dict[str, Sequence[float | None]] = {
-        "ttft": [t.ttft for t in good],
-        "itl": [gap for t in good for gap in t.gaps],
-        "tpot": [t.tpot for t in good],
-        "e2e": [t.e2e for t in good],
-        "task": tasks,
-    }
-    for name, values in families.items():
-        found |= _spread(name, values)
     if math.isfinite(wall_seconds) and wall_seconds > 0:
         found |= _rates(good, len(tasks), wall_seconds)
         if cpu_seconds is not None:
@@ -205,6 +204,16 @@ def derive(
             found |= {"goodput_req_s": inside / wall_seconds, "slo_fraction": inside / len(timelines)}
     found |= _counted(counters or {})
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def observed(family: str, timelines: Sequence[Timeline]) -> list[float]:
+    """Every observation of one of FAMILIES in the good requests (of ``task``: in wholly good conversations)."""
+    if family == "task":
+        return _tasks(timelines)
+    good = [t for t in timelines if not t.fault]
+    if family == "itl":
+        return [gap for t in good for gap in t.gaps]
+    return [value for t in good if (value := getattr(t, family)) is not None]
 
 
 def meets(timeline: Timeline, slo: Mapping[str, float]) -> bool:
@@ -233,14 +242,13 @@ def _tasks(timelines: Sequence[Timeline]) -> list[float]:
     ]
 
 
-def _spread(name: str, values: Iterable[float | None]) -> dict[str, float | None]:
-    kept = [v for v in values if v is not None]
-    if not kept:
+def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    if not values:
         return {}
-    figures: dict[str, float | None] = {f"{name}_mean": math.fsum(kept) / len(kept)}
-    for q in (50, 90, 99):
+    figures: dict[str, float | None] = {f"{name}_mean": math.fsum(values) / len(values)}
+    for q in PERCENTILES:
         if f"{name}_p{q}" in METRICS:
-            figures[f"{name}_p{q}"] = percentile(kept, q)
+            figures[f"{name}_p{q}"] = percentile(values, q)
     return figures
 
 

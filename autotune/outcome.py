@@ -21,6 +21,7 @@ class Status(StrEnum):
     OOM = "oom"
     CRASH = "crash"
     TIMEOUT = "timeout"
+    PRUNED = "pruned"  # given up part-way: whatever came, it would have been worse than the best so far
     INVALID = "invalid"  # a rule excludes it; nothing was launched
     BUSY = "busy"  # the machine's fault: port taken, device held by others, disk full
     INTERRUPTED = "interrupted"
@@ -47,7 +48,9 @@ class Outcome:
     """What measuring one configuration gave.
 
     ``metrics`` are in seconds, bytes and counts (see `metrics.METRICS`); ``seconds`` is our own cost by phase;
-    ``effective`` is what the engine says it runs; ``counters`` are the engine's own counts.
+    ``effective`` is what the engine says it runs; ``counters`` are the engine's own counts. ``notes`` are sentences on
+    how far the figures can be trusted; ``disturbed`` says why they cannot, empty when they can. ``bound`` is the best
+    value of the objective that a pruned run could still have had.
     """
 
     status: Status
@@ -57,6 +60,9 @@ class Outcome:
     seconds: Mapping[str, float] = field(default_factory=dict)
     effective: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    disturbed: str = ""
+    bound: float | None = None
 
     @property
     def counted(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -9,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from autotune.slo import SloError, parse
 from search_spaces import Value
 
 
@@ -22,7 +24,9 @@ class Plan:
 
     ``target`` is ``engine``, or ``kernels``: then ``budget`` is each operator's, and ``only`` keeps those whose name
     contains it. ``max_kl`` is nats a token and ``max_perplexity`` a factor, both against the full-width model;
-    ``deadline`` is seconds for one workload run; ``quality_tokens`` is the length of the held-out text; ``knobs`` pins
+    ``slo`` are constraints such as ``ttft_p99<500ms``, applied to stored requests; ``time`` limits one run of the
+    command (``2h``, ``30m``, ``90s``; empty: no limit); ``precision`` above 0 repeats each measurement until its
+    interval is that narrow. ``deadline`` is seconds for one workload run; ``quality_tokens`` is the length of the held-out text; ``knobs`` pins
     or limits knobs of the space: ``{name: (allowed values…)}``.
     """
 
@@ -35,8 +39,11 @@ class Plan:
     budget: int = 200
     seed: int = 0
     db: str = ""
-    finalists: int = 5
-    blocks: int = 7
+    finalists: int = 8
+    blocks: int = 15
+    slo: tuple[str, ...] = ()
+    time: str = ""
+    precision: float = 0.0
     max_kl: float = 0.02
     max_perplexity: float = 1.01
     quality_tokens: int = 2048
@@ -56,7 +63,9 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "max_perplexity": (1, 1000),
     "quality_tokens": (64, 10_000_000),
     "deadline": (0.1, 86_400),
+    "precision": (0, 0.5),
 }
+SECONDS: Mapping[str, float] = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _TYPES: Mapping[str, type] = {f.name: type(f.default) for f in fields(Plan) if f.name in KEYS}
 
 
@@ -75,7 +84,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path
         name = f"AUTOTUNE_{key.upper()}"
         if environment.get(name):
             values[key], origin[key] = _typed(key, environment[name], name), name
-        if flags.get(key) is not None:
+        if flags.get(key) not in (None, ()):
             flag = f"--{key.replace('_', '-')}"
             values[key], origin[key] = _typed(key, flags[key], flag), flag
     return Plan(**values, knobs=knobs, origin={key: origin.get(key, "default") for key in KEYS})
@@ -102,6 +111,8 @@ def _known(key: str, where: str) -> None:
 def _typed(key: str, value: Any, where: str) -> Any:
     """``value`` in the type of the Plan's default; text from the environment is converted. Raises PlanError."""
     wanted = _TYPES[key]
+    if key == "slo":
+        return _slos(value, where)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise PlanError(f"{where}: {key} wants {_words(wanted)}, not {value!r}")
     try:
@@ -114,10 +125,34 @@ def _typed(key: str, value: Any, where: str) -> Any:
         raise PlanError(f"{where}: {key} wants text, not {value!r}")
     if key == "target" and typed not in TARGETS:
         raise PlanError(f"{where}: target wants {' or '.join(TARGETS)}, not {value!r}")
+    if key == "time":
+        seconds(typed, where)
     if key in LIMITS and not LIMITS[key][0] <= typed <= LIMITS[key][1]:
         low, high = LIMITS[key]
         raise PlanError(f"{where}: {key} must lie between {low:g} and {high:g}, not {value}")
     return typed
+
+
+def _slos(value: Any, where: str) -> tuple[str, ...]:
+    """SLO texts from a list, or from one text with commas between them. Raises PlanError."""
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise PlanError(f'{where}: slo wants a list such as ["ttft_p99<500ms"], not {value!r}')
+    try:
+        return tuple(parse(text).text for text in texts if text.strip())
+    except SloError as error:
+        raise PlanError(f"{where}: {error}") from None
+
+
+def seconds(text: str, where: str = "time") -> float:
+    """Seconds of ``2h``, ``1h30m``, ``90s`` or a bare number of seconds; 0 for an empty text. Raises PlanError."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(min|[smhd]?)", text)
+    if "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", text):
+        raise PlanError(f"{where}: time wants a duration such as 2h, 1h30m or 90s, not {text!r}")
+    total = sum(float(number) * SECONDS[unit or "s"] for number, unit in parts)
+    if text and total <= 0:
+        raise PlanError(f"{where}: time must be above 0, not {text!r}")
+    return total
 
 
 def _words(kind: type) -> str:

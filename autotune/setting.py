@@ -18,6 +18,8 @@ from autotune.plan import Plan
 from autotune.quality import Gate, Quality
 from autotune.runtimes.base import Runtime
 from autotune.runtimes.native.kernels.tuning import Entries
+from autotune.telemetry import Watch as Telemetry
+from autotune.telemetry import ask_gpu
 from autotune.workload import Workload, load_workload
 from search_spaces import Space, SpaceError, load
 from tuning_db import Hardware, Reference, Scenario, Store
@@ -86,6 +88,7 @@ def prepare(plan: Plan, kernels: Entries | None = None) -> Setting:
             **workload.identity(),
             "text": hashlib.sha256(repr(tokens).encode()).hexdigest()[:16],
             "seed": plan.seed,
+            **({"precision": plan.precision} if plan.precision > 0 else {}),
             "gate": {"kl": plan.max_kl, "perplexity": plan.max_perplexity, "tokens": plan.quality_tokens},
         },
         objective=objective.identity(),
@@ -102,7 +105,8 @@ def make_bench(setting: Setting, store: Store, logs: Path) -> Bench:
     plan = setting.plan
     bench = Bench(
         setting.runtime, setting.space, setting.workload, setting.source, logs,
-        gate=Gate(plan.max_kl, plan.max_perplexity), deadline=plan.deadline,
+        gate=Gate(plan.max_kl, plan.max_perplexity), deadline=plan.deadline, precision=plan.precision,
+        telemetry=lambda: Telemetry(gpu=ask_gpu if setting.scenario.hardware.kind == "gpu" else None),
     )  # fmt: skip
     identity = {"build": dict(setting.scenario.engine_build), "model": dict(setting.scenario.model)}
     quality = Quality(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -85,12 +85,15 @@ def ratio(
 
 
 def verdict(found: Interval, band: float = BAND) -> Verdict:
-    """Better or worse when the interval excludes 1 and reaches outside the band; same when it lies inside the band."""
+    """Same when the interval lies inside the tie band; better or worse when it excludes 1 and its mean is outside.
+
+    A mean inside the band is a tie, which goes to the default, however narrow the interval.
+    """
     if found.low >= 1 / (1 + band) and found.high <= 1 + band:
         return Verdict.SAME
-    if found.low > 1:
+    if found.low > 1 and found.mean > 1 + band:
         return Verdict.BETTER
-    if found.high < 1:
+    if found.high < 1 and found.mean < 1 / (1 + band):
         return Verdict.WORSE
     return Verdict.UNCLEAR
 
@@ -116,6 +119,39 @@ def signed_rank(differences: Sequence[float]) -> float:
     return float(sum(count for total, count in ways.items() if total >= seen) / 2 ** len(ranks))
 
 
+def incomplete_beta(x: float, a: float, b: float) -> float:
+    """The regularized incomplete beta function I_x(a, b) for 0 <= x <= 1 and a, b > 0; relative error < 1e-9.
+
+    Continued fraction by Lentz's method (Abramowitz and Stegun 26.5.8), mirrored where it converges slowly.
+    """
+    if not 0 <= x <= 1 or a <= 0 or b <= 0:
+        raise ValueError(f"incomplete_beta({x}, {a}, {b}): wants 0 <= x <= 1, a > 0 and b > 0")
+    if x in (0.0, 1.0):
+        return float(x)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - incomplete_beta(1 - x, b, a)
+    tiny = 1e-300
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1), tiny)
+    total = d
+    for m in range(1, 10_000):
+        for step in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / _away(1 + step * d, tiny)
+            c = _away(1 + step / c, tiny)
+            total *= c * d
+        if abs(c * d - 1) < 1e-12:
+            break
+    return front * total / a
+
+
+def _away(value: float, tiny: float) -> float:
+    """``value``, kept from being 0, which a later division could not take."""
+    return value if abs(value) > tiny else tiny
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """One finalist of a confirmation: its ratio to the default over the blocks in which both ran."""
@@ -139,12 +175,17 @@ class Winner:
 
 
 def decide(
-    blocks: Mapping[str, Mapping[int, float]], default_key: str, higher: bool, band: float = BAND
+    blocks: Mapping[str, Mapping[int, float]],
+    default_key: str,
+    higher: bool,
+    band: float = BAND,
+    barred: Collection[str] = (),
 ) -> Winner | None:
     """Decide from the values of confirming runs: {config key: {block: value}}, the default among them.
 
     Intervals are widened for the number of finalists (Bonferroni), because the best of several is picked from the
-    same blocks. None when the default shares no block with any finalist.
+    same blocks. A configuration that is ``barred`` (it broke an SLO) never wins; where the default is, the best
+    finalist does whatever its verdict. None when the default shares no block with any finalist, or all are barred.
     """
     default = blocks.get(default_key, {})
     finalists = {key: values for key, values in blocks.items() if key != default_key}
@@ -157,10 +198,15 @@ def decide(
     if not standings:
         return None
     most = max(s.ratio.n for s in standings)
-    standings.sort(key=lambda s: (s.ratio.n < most, -s.ratio.mean))  # one dropped early never wins on few blocks
+    # One dropped early never wins on few blocks.
+    standings.sort(key=lambda s: (s.config_key in barred, s.ratio.n < most, -s.ratio.mean))
     first = standings[0]
-    key = first.config_key if first.verdict is Verdict.BETTER else default_key
-    return Winner(key, first.ratio, first.verdict, tuple(standings))
+    if default_key in barred:
+        if first.config_key in barred:
+            return None
+        return Winner(first.config_key, first.ratio, first.verdict, tuple(standings))
+    wins = first.verdict is Verdict.BETTER and first.config_key not in barred
+    return Winner(first.config_key if wins else default_key, first.ratio, first.verdict, tuple(standings))
 
 
 def _exp(value: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import time
@@ -10,89 +9,174 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune import __version__, stats
+from autotune import __version__, endings, guards, race, stats
 from autotune.bench import Measuring
+from autotune.decision import Result, TuneError, decide_rows, round_name
+from autotune.hints import Candidate, by_load
+from autotune.judge import BOUND, Judge, samples
 from autotune.objective import Objective
 from autotune.outcome import EngineError, Outcome, Status
+from autotune.pruning import Hopeless
 from autotune.sampler import Sampler
+from autotune.slo import Slo
 from search_spaces import Config
-from tuning_db import Sample, Scenario, Store, Trial, host_digest, new_id
+from tuning_db import Store, Trial, host_digest, new_id
 
 FREE_LIMIT = 20
 """Endings in a row that say nothing about a configuration (port taken, device busy) before the study gives up."""
-
-
-class TuneError(Exception):
-    """A study that cannot go on. ``code`` is the command's exit code: 1 the machine's fault, 3 nothing to answer."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
+TRIES = 3
+"""Runs of one block when the machine disturbed it; the last counts, with a note."""
+SEARCH_SHARE = 0.7
+"""Share of a time limit that the search may take; the rest is for confirming."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What a study wants: ``budget`` counted search trials, then ``blocks`` interleaved blocks of ``finalists``."""
+    """What a study wants: ``budget`` counted search trials, then at most ``blocks`` interleaved blocks of at most
+    ``finalists``.
+
+    ``slos`` are constraints; ``seconds`` above 0 limits one run of the command; ``candidates`` are tried right after
+    the default; every ``drift_every`` trials the default is measured again.
+    """
 
     scenario_key: str
     objective: Objective
     budget: int
     seed: int = 0
-    finalists: int = 5
-    blocks: int = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The decision with the rows behind it. ``config`` is what to deploy."""
-
-    winner: stats.Winner
-    config: Config
-    default: Config
-    round: str
-    trials: tuple[Trial, ...]
+    finalists: int = 8
+    blocks: int = 15
+    slos: tuple[Slo, ...] = ()
+    seconds: float = 0.0
+    candidates: tuple[Candidate, ...] = ()
+    drift_every: int = 25
 
 
 class Tuner:
-    """Runs one study on one bench against one store."""
+    """Runs one study on one bench against one store. ``ending`` says why the search ended, once it has."""
 
-    def __init__(self, study: Study, bench: Measuring, store: Store) -> None:
+    def __init__(
+        self, study: Study, bench: Measuring, store: Store, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.study, self.bench, self.store = study, bench, store
         self.space = bench.space
+        self.judge = Judge(study.objective, study.slos, store)
+        self.ending: endings.Ending | None = None
+        self._clock, self._start, self._free = clock, clock(), 0
+
+    def screen(self) -> Iterator[Trial]:
+        """Measure the default twice (A/A, see `self_check`), then the study's candidates, within the budget.
+
+        Raises TuneError as `search` does.
+        """
+        self._has_choice()
+        default = self.space.default()
+        if not self._default_row("search"):
+            self._reference()
+            yield from self._counted(default)
+        _needs_default(self.stored("search"), default)
+        if not self._default_row("screen") and not self._over(SEARCH_SHARE):
+            yield self._repeat("screen", default, 0, {"candidate": "A/A check of the default"})
+        for candidate in by_load(self.space, self.study.candidates):
+            done = self.stored("search")
+            known = candidate.config.key in {trial.config_key for trial in done}
+            if len(done) < self.study.budget and not known and not self._over(SEARCH_SHARE):
+                yield from self._counted(candidate.config, about={"candidate": candidate.why})
 
     def search(self) -> Iterator[Trial]:
-        """Measure until ``budget`` counted trials exist, yielding each new one after it is stored.
+        """Measure until ``budget`` counted trials exist, or an earlier `endings` rule; yields each once it is stored.
 
-        Raises TuneError when the default fails, or when the machine keeps failing.
+        Raises TuneError when the default fails, when there is nothing to choose, or when the machine keeps failing.
         """
+        self._has_choice()
         sampler = Sampler(self.space, self.study.budget, self.study.seed)
         done = self.stored("search")
         for trial in done:
             self._learn(sampler, trial)
-        counted, free = len(done), 0
-        if counted < self.study.budget:
+        if len(done) < self.study.budget:
             self._reference()
-        while counted < self.study.budget:
+        while not self._ended(done):
             _needs_default(done, self.space.default())
             asked = time.monotonic()
             config = sampler.ask()
             if config is None:
+                self.ending = endings.exhausted(len(done))
                 return
-            tuner_seconds = time.monotonic() - asked
-            outcome = self.bench.measure(config, self.study.seed, name=config.key[3:11])
-            trial = self._trial("search", config, outcome, 0, tuner_seconds)
-            self.store.add(trial, _samples(trial.id, outcome))
-            yield trial
-            if not outcome.counted:
-                free += 1
-                if free >= FREE_LIMIT:
-                    raise TuneError(
-                        f"{free} launches in a row failed for outside reasons, the last: {outcome.reason}", 1
-                    )
-                continue
-            counted, free = counted + 1, 0
-            self._learn(sampler, trial)
-            done.append(trial)
+            for trial in self._counted(config, time.monotonic() - asked):
+                yield trial
+                if trial.counted:
+                    self._learn(sampler, trial)
+                    done.append(trial)
+                    yield from self._watch_drift(len(done))
+
+    def _has_choice(self) -> None:
+        if not self.space.free():
+            raise TuneError("there is nothing to choose: the space has one configuration; loosen the plan's [knobs]", 3)
+
+    def _ended(self, done: Sequence[Trial]) -> bool:
+        if len(done) >= self.study.budget:
+            self.ending = endings.budget(len(done))
+        elif self._over(SEARCH_SHARE):
+            self.ending = endings.time_spent(SEARCH_SHARE * self.study.seconds, len(done))
+        else:
+            self.ending = endings.idle(done, self.judge, self.space)
+        return self.ending is not None
+
+    def _over(self, share: float = 1.0) -> bool:
+        return self.study.seconds > 0 and self._clock() - self._start >= share * self.study.seconds
+
+    def _counted(
+        self, config: Config, tuner_seconds: float = 0.0, about: Mapping[str, str] | None = None
+    ) -> Iterator[Trial]:
+        """One search trial, stored; gives up after FREE_LIMIT endings in a row that were the machine's."""
+        outcome = self.bench.measure(config, self.study.seed, name=config.key[3:11], watch=self._hopeless(config))
+        trial = self._trial("search", config, outcome, 0, tuner_seconds)
+        trial = replace(trial, provenance={**trial.provenance, **(about or {})})
+        self.store.add(trial, samples(trial.id, outcome.timelines))
+        yield trial
+        self._free = 0 if outcome.counted else self._free + 1
+        if self._free >= FREE_LIMIT:
+            raise TuneError(f"{self._free} launches in a row failed for outside reasons, the last: {outcome.reason}", 1)
+
+    def _hopeless(self, config: Config) -> Hopeless | None:
+        """What gives a run up part-way; None for the default, or where nothing feasible can be compared with."""
+        metric = self.study.objective.metric
+        if config == self.space.default() or not Hopeless.judges(metric):
+            return None
+        rows = [(value, t) for t in self.stored("search") if (value := self.judge.feasible(t)) is not None]
+        if not rows:
+            return None
+        best = max(rows, key=lambda row: row[0])[1]
+        return Hopeless(metric, best.metrics[metric], self.judge.timelines(best))
+
+    def _watch_drift(self, count: int) -> Iterator[Trial]:
+        """Measure the default again where its turn has come."""
+        every = self.study.drift_every
+        number = count // every if every > 0 else 0
+        if number and count % every == 0 and not any(t.block == number for t in self.stored("drift")):
+            yield self._repeat("drift", self.space.default(), 0, {}, number)
+
+    def drift(self) -> guards.Drift | None:
+        """How the default's own value moved through the study; None below two readings."""
+        default = self.space.default().key
+        rows = [t for stage in ("search", "screen", "drift") for t in self.stored(stage) if t.config_key == default]
+        values = [(t.ended_at, self.study.objective.goodness(t.metrics)) for t in rows]
+        return guards.drift([(at, value) for at, value in values if value is not None])
+
+    def self_check(self) -> guards.SelfCheck | None:
+        """The default against itself on the same prompts; None before both runs, or without requests."""
+        first, second = self._default_row("search"), self._default_row("screen")
+        if first is None or second is None:
+            return None
+        return guards.self_check(self.judge.timelines(first), self.judge.timelines(second))
+
+    def band(self) -> float:
+        """The tie band: 2 %, or as wide as the A/A check asks for."""
+        check = self.self_check()
+        return check.band if check is not None else stats.BAND
+
+    def _default_row(self, stage: str) -> Trial | None:
+        key = self.space.default().key
+        return next((trial for trial in self.stored(stage) if trial.config_key == key), None)
 
     def _reference(self) -> None:
         """Score the quality reference before anything is judged by it, so that no trial pays or fails for it."""
@@ -107,22 +191,23 @@ class Tuner:
             ) from None
 
     def finalists(self) -> list[Config]:
-        """The best feasible configurations of the search, best first, without the default."""
+        """The best feasible configurations of the search, best first, without the default; see `race.enter`.
+
+        Where every other was given up part-way, the best of those, so that the default is confirmed against one.
+        """
         default = self.space.default()
-        good = [
-            (value, trial.config_key, trial)
-            for trial in self.stored("search")
-            if trial.status == Status.OK and trial.config_key != default.key
-            if (value := self.study.objective.goodness(trial.metrics)) is not None
-        ]
-        good.sort(key=lambda row: (-row[0], row[1]))
-        return [Config(trial.config) for _, _, trial in good[: self.study.finalists]]
+        rows = [trial for trial in self.stored("search") if trial.config_key != default.key]
+        good = [(value, trial) for trial in rows if (value := self.judge.feasible(trial)) is not None]
+        if not good:
+            pruned = [trial for trial in rows if trial.status == Status.PRUNED]
+            good = [(value, trial) for trial in pruned if (value := self.judge.goodness(trial)) is not None][:1]
+        good.sort(key=lambda row: (-row[0], row[1].config_key))
+        return race.enter([(value, Config(trial.config)) for value, trial in good], self.study.finalists)
 
     def confirm(self) -> Iterator[Trial]:
         """Re-measure the finalists interleaved with the default in random order, a fresh launch each time.
 
-        From the fourth block on, a finalist that is worse than the leader in a one-sided paired Wilcoxon test
-        (p < 0.1, the least that four pairs can show) is dropped.
+        From the sixth block on finalists are dropped and the race may end early; see `race.alive`, `race.settled`.
         """
         finalists = self.finalists()
         if not finalists:
@@ -141,42 +226,48 @@ class Tuner:
         Goes on where an earlier, interrupted call with the same contenders stopped. ``alive`` may drop some.
         """
         name = round_name(contenders)
+        about: dict[str, Any] = {"round": name, "default": contenders[0].key, "band": self.band()}
+        about["slos"] = [slo.text for slo in self.study.slos]
         for block in range(1, blocks + 1):
             rows = self.stored(stage)
             have = {t.config_key for t in rows if t.provenance.get("round") == name and t.block == block}
             order = list(alive(name, contenders, block))
             random.Random(f"{self.study.seed}/{block}").shuffle(order)
             for config in order:
+                if self._over():
+                    return
                 if config.key not in have:
-                    yield self._repeat(stage, config, block, {"round": name, "default": contenders[0].key})
+                    yield self._repeat(stage, config, block, about)
 
-    def _repeat(self, stage: str, config: Config, block: int, about: Mapping[str, str]) -> Trial:
-        for _ in range(3):
-            outcome = self.bench.measure(config, self.study.seed + block, name=f"{config.key[3:11]}-{block}")
-            if outcome.counted:
+    def _repeat(
+        self, stage: str, config: Config, seed: int, about: Mapping[str, Any], number: int | None = None
+    ) -> Trial:
+        """One run outside the budget, on the prompts of ``seed``, again while the machine disturbs it."""
+        block = seed if number is None else number
+        for attempt in range(1, TRIES + 1):
+            outcome = self.bench.measure(config, self.study.seed + seed, name=f"{config.key[3:11]}-{block}")
+            final = attempt == TRIES or (outcome.counted and not outcome.disturbed)
+            trial = self._trial(stage, config, outcome, block, 0.0)
+            trial = replace(
+                trial, provenance={**trial.provenance, **about}, counted=outcome.counted and final,
+                seed=self.study.seed + seed,
+            )  # fmt: skip
+            if final or outcome.counted:
+                self.store.add(trial, samples(trial.id, outcome.timelines))
+            if final:
                 break
-        trial = self._trial(stage, config, outcome, block, 0.0)
-        trial = replace(trial, provenance={**trial.provenance, **about})
-        self.store.add(trial, _samples(trial.id, outcome))
         return trial
 
     def _alive(self, name: str, contenders: Sequence[Config], block: int) -> Sequence[Config]:
         values = self._values(name, before=block)
-        default, finalists = contenders[0], list(contenders[1:])
-        if block < 5:
-            return contenders
-        full = [c for c in finalists if len(values.get(c.key, {})) == block - 1]
-        if not full:
-            return [default]
-        leader = max(full, key=lambda c: sum(values[c.key].values()))
-        kept = [
-            c
-            for c in full
-            if c == leader or stats.signed_rank([values[leader.key][b] - v for b, v in values[c.key].items()]) >= 0.1
-        ]
-        return [default, *kept]
+        named = {config.key: config for config in contenders}
+        default, *finalists = named
+        kept = race.alive(values, finalists, block)
+        if block > race.LEAST and race.settled(values, default, kept, len(finalists), self.band()):
+            return []
+        return [named[key] for key in (default, *kept)]
 
-    def _values(self, name: str, before: int = 10**9) -> dict[str, dict[int, float]]:
+    def _values(self, name: str, before: int) -> dict[str, dict[int, float]]:
         """{config key: {block: goodness}} of one confirmation round."""
         found: dict[str, dict[int, float]] = {}
         for trial in self.stored("confirm"):
@@ -187,23 +278,38 @@ class Tuner:
         return found
 
     def result(self) -> Result:
-        """Decide from the confirming rows. Raises TuneError(code 3) when nothing feasible was found."""
-        finalists = self.finalists()
-        default = self.space.default()
+        """Decide from the confirming rows. Raises TuneError: code 3 when nothing feasible was found, 124 when the
+        time was spent before two paired blocks."""
+        finalists, default = self.finalists(), self.space.default()
         if not finalists:
-            raise TuneError(
-                "no configuration other than the default passed the quality gate; "
-                "raise --budget, or loosen --max-kl / --max-perplexity", 3
-            )  # fmt: skip
-        return decide_rows(self.stored("confirm"), default, round_name([default, *finalists]), self.study.objective)
+            if self._over(SEARCH_SHARE):
+                raise self._late()
+            raise TuneError(endings.nothing_feasible(self.stored("search"), self.judge, self.space), 3)
+        name = round_name([default, *finalists])
+        try:
+            found = decide_rows(self.stored("confirm"), default, name, self.study.objective, self.judge)
+        except TuneError as error:
+            raise (self._late() if self._over() else error) from None
+        if found.winner.ratio.n < 2 <= self.study.blocks and self._over():
+            raise self._late()
+        return found
+
+    def _late(self) -> TuneError:
+        return TuneError(
+            f"the time limit of {self.study.seconds:g} s was spent before a first result; every trial is kept, "
+            "and the same command goes on from here", 124
+        )  # fmt: skip
 
     def _learn(self, sampler: Sampler, trial: Trial) -> None:
-        value = self.study.objective.goodness(trial.metrics)
-        violation = 0.0 if trial.status == Status.OK else 1.0
+        """A failure is told as one, an unmet SLO or gate as a violated constraint, a pruned trial as its bound."""
+        violation = 0.0
         if trial.status == Status.QUALITY:
             violation = max(self.bench.gate.violation(trial.metrics), 1e-6)
-        failed = trial.status not in (Status.OK, Status.QUALITY)
-        sampler.tell(Config(trial.config), None if failed else value, violation)
+        elif trial.status == Status.OK:
+            violation = self.judge.violation(trial)
+        elif trial.status != Status.PRUNED:
+            violation = 1.0
+        sampler.tell(Config(trial.config), self.judge.goodness(trial), violation)
 
     def stored(self, stage: str) -> list[Trial]:
         """The counted trials of one stage, oldest first."""
@@ -212,6 +318,12 @@ class Tuner:
 
     def _trial(self, stage: str, config: Config, outcome: Outcome, block: int, tuner: float) -> Trial:
         ended = time.time()
+        counters = dict(outcome.counters)
+        if outcome.bound is not None:
+            bound = self.study.objective.goodness({self.study.objective.metric: outcome.bound})
+            counters |= {BOUND: bound} if bound is not None else {}
+        about: dict[str, Any] = {"autotune": __version__, "host": host_digest(), "pid": os.getpid()}
+        notes = [*outcome.notes, *([outcome.disturbed] if outcome.disturbed else [])]
         return Trial(
             id=new_id(),
             scenario_key=self.study.scenario_key,
@@ -223,12 +335,12 @@ class Tuner:
             metrics=dict(outcome.metrics),
             seconds={**outcome.seconds, "tuner": tuner},
             effective=dict(outcome.effective),
-            counters=dict(outcome.counters),
+            counters=counters,
             block=block,
             seed=self.study.seed + block,
             started_at=ended - sum(outcome.seconds.values()),
             ended_at=ended,
-            provenance={"autotune": __version__, "host": host_digest(), "pid": os.getpid()},
+            provenance={**about, "notes": notes} if notes else about,
             counted=outcome.counted,
         )
 
@@ -241,58 +353,3 @@ def _needs_default(trials: Sequence[Trial], default: Config) -> None:
             f"the default configuration failed ({failed.status}): {failed.reason}\n"
             "Nothing can be compared with it. Try another --model or --workload, or a plan with [knobs].", 3
         )  # fmt: skip
-
-
-def round_name(contenders: Sequence[Config]) -> str:
-    """Names one confirmation by who takes part, so that a resumed one goes on and a changed one starts afresh."""
-    text = "\n".join(sorted(config.key for config in contenders))
-    return "r1:" + hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def decide_rows(rows: Sequence[Trial], default: Config, name: str, objective: Objective) -> Result:
-    """The decision of round ``name`` from stored rows alone."""
-    used = tuple(t for t in rows if t.provenance.get("round") == name and t.status == Status.OK)
-    blocks: dict[str, dict[int, float]] = {}
-    configs: dict[str, Mapping[str, Any]] = {}
-    for trial in used:
-        value = objective.raw(trial.metrics)
-        if value is not None:
-            blocks.setdefault(trial.config_key, {})[trial.block] = value
-            configs[trial.config_key] = trial.config
-    winner = stats.decide(blocks, default.key, objective.higher)
-    if winner is None:
-        raise TuneError("the confirming runs of the default or of every finalist failed; `autotune query` shows why", 3)
-    return Result(winner, Config(configs[winner.config_key]), default, name, used)
-
-
-def decided(trials: Sequence[Trial], scenario: Scenario) -> Iterator[Result]:
-    """The decisions of all rounds among confirming trials that have the two paired blocks an interval needs."""
-    objective = Objective(str(scenario.objective["metric"]))
-    counted = [trial for trial in trials if trial.counted]
-    for name in dict.fromkeys(trial.provenance.get("round") for trial in counted):
-        round_ = [trial for trial in counted if trial.provenance.get("round") == name]
-        default = next((t for t in round_ if t.config_key == t.provenance.get("default")), None)
-        if default is None or not isinstance(name, str):
-            continue
-        try:
-            result = decide_rows(round_, Config(default.config), name, objective)
-        except TuneError:
-            continue
-        if result.winner.ratio.n > 1:
-            yield result
-
-
-def _samples(trial_id: str, outcome: Outcome) -> list[Sample]:
-    return [
-        Sample(
-            trial_id=trial_id,
-            index=index,
-            facts={"conversation": t.conversation, "turn": t.turn},
-            sent=t.sent,
-            token_times=t.token_times,
-            prompt_tokens=t.prompt_tokens,
-            output_tokens=t.output_tokens,
-            error=t.error,
-        )
-        for index, t in enumerate(outcome.timelines)
-    ]

@@ -20,11 +20,13 @@ LAYERS = (
     ("cli",),
     ("effects", "kernel_search"),
     ("setting", "tune", "report", "exporters"),
-    ("plan", "sampler", "pool", "bench", "kernel_bench"),
-    ("quality", "loadgen", "stats"),
+    ("decision", "hints", "race", "guards", "endings"),
+    ("plan", "sampler", "pool", "bench", "kernel_bench", "judge"),
+    ("quality", "loadgen", "telemetry"),
     ("runtimes",),
-    ("objective", "outcome"),
-    ("hardware", "model", "workload", "metrics", "corpus"),
+    ("objective", "pruning"),
+    ("outcome", "slo", "stopping"),
+    ("hardware", "model", "workload", "metrics", "corpus", "stats"),
 )
 HEAVY = {"torch", "optuna", "sqlalchemy", "transformers", "triton", "ray", "alembic"}
 HOMES = {"optuna": "sampler", "ray": "pool", "torch": "runtimes", "triton": "runtimes"}

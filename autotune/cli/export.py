@@ -54,8 +54,8 @@ def export(file: str, to: str, model: str | None, db: str | None, **only: str | 
 def latest(store: Store, folder: Path, only: Mapping[str, str | None]) -> Export:
     """The export of the latest decided confirmation of the model in ``folder``. Raises TuneError(code 3)."""
     from autotune import model as models
+    from autotune.decision import TuneError, decided
     from autotune.exporters.gather import gather, plain
-    from autotune.tune import TuneError, decided
 
     identity = plain(models.facts(folder).identity())
     fitting = _fitting(store.scenarios(), only)
@@ -63,7 +63,7 @@ def latest(store: Store, folder: Path, only: Mapping[str, str | None]) -> Export
     rounds = [
         (max(trial.ended_at for trial in result.trials), result, scenario)
         for scenario in mine
-        for result in decided(store.trials(scenario.key, stage="confirm"), scenario)
+        for result in decided(store.trials(scenario.key, stage="confirm"), scenario, store)
     ]
     if not rounds:
         raise TuneError(_nothing(fitting, bool(mine), identity, folder, only), 3)

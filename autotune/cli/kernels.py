@@ -11,10 +11,11 @@ import click
 from autotune.cli import output
 
 if TYPE_CHECKING:
+    from autotune.decision import Result
     from autotune.kernel_search import KernelSetting
     from autotune.plan import Plan
     from autotune.runtimes.native.kernels.tuning import Operator
-    from autotune.tune import Result, Tuner
+    from autotune.tune import Tuner
     from tuning_db import Store
 
 COLUMNS = ("operator", "default_s", "best_s", "ratio", "low", "high", "blocks", "verdict", "choice")
@@ -73,7 +74,7 @@ def _rows(setting: KernelSetting, store: Store, logs: Path) -> list[dict[str, An
 
 def _tune(tuner: Tuner, operator: Operator) -> dict[str, Any]:
     """Search and confirm one operator; its row."""
-    from autotune.tune import TuneError
+    from autotune.decision import TuneError
 
     row: dict[str, Any] = {"operator": operator.key}
     try:

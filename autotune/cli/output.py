@@ -130,13 +130,15 @@ def clear_errors() -> Iterator[None]:
 
 
 def _error_types() -> tuple[tuple[type[Exception], ...], ...]:
+    from autotune.decision import TuneError
     from autotune.model import ModelError
     from autotune.objective import ObjectiveError
     from autotune.outcome import EngineError
     from autotune.plan import PlanError
-    from autotune.tune import TuneError
+    from autotune.slo import SloError
     from autotune.workload import WorkloadError
     from search_spaces import SpaceError
     from tuning_db import StoreError
 
-    return (PlanError, ModelError, ObjectiveError, WorkloadError, SpaceError, StoreError), (TuneError,), (EngineError,)
+    wrong = (PlanError, SloError, ModelError, ObjectiveError, WorkloadError, SpaceError, StoreError)
+    return wrong, (TuneError,), (EngineError,)

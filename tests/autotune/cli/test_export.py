@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from autotune.cli import main
 from autotune.cli.export import chosen
+from autotune.decision import decided
 from autotune.exporters.json_file import read
-from autotune.tune import decided
 from search_spaces import Config, SpaceError, load
 from tuning_db import Hardware, Scenario, Store, Trial, new_id, open_store
 
