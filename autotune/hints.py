@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.objective import Objective
 from search_spaces import Config, Space, SpaceError, Value
+from search_spaces.presets import Preset
 from tuning_db import Scenario, Store
 from tuning_db.lookup import Match, matches
 
@@ -68,10 +69,14 @@ def _label(match: Match) -> str:
     return f"winner of a scenario that is {match.tier}: {names}{more} differ, on {match.scenario.hardware.label}"
 
 
-def presets(space: Space, named: Mapping[str, Mapping[str, Value]]) -> list[Candidate]:
-    """Named settings as candidates, where this space can hold them and they are not its default."""
-    found = [(name, fitted(space, values)) for name, values in named.items()]
-    return [Candidate(c, f"preset {name}") for name, c in found if c is not None and c != space.default()]
+def presets(space: Space, named: Iterable[Preset]) -> list[Candidate]:
+    """Named starting points as candidates, each once, where this space can hold them and they are not its default."""
+    found: dict[str, Candidate] = {}
+    for preset in named:
+        config = fitted(space, preset.values)
+        if config is not None and config != space.default():
+            found.setdefault(config.key, Candidate(config, f"preset {preset.name}"))
+    return list(found.values())
 
 
 def by_load(space: Space, candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -26,8 +26,8 @@ class Plan:
     contains it. ``max_kl`` is nats a token and ``max_perplexity`` a factor, both against the full-width model;
     ``slo`` are constraints such as ``ttft_p99<500ms``, applied to stored requests; ``time`` limits one run of the
     command (``2h``, ``30m``, ``90s``; empty: no limit); ``precision`` above 0 repeats each measurement until its
-    interval is that narrow. ``deadline`` is seconds for one workload run; ``quality_tokens`` is the length of the held-out text; ``knobs`` pins
-    or limits knobs of the space: ``{name: (allowed values…)}``.
+    interval is that narrow. ``deadline`` is seconds for one workload run; ``quality_tokens`` is the length of the
+    held-out text; ``knobs`` pins or limits knobs of the space: ``{name: (allowed values…)}``.
     """
 
     target: str = "engine"

@@ -1,4 +1,4 @@
-"""The race of a confirmation: which finalists enter, which are dropped, and when all is said. Pure; measures nothing."""
+"""The race of a confirmation: which finalists enter, which are dropped, and when all is said. Measures nothing."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def stopped_seconds(stat: Path) -> float:
 
 
 def slow_gpu(text: str) -> str:
-    """The first GPU that runs below its clock, from `nvidia-smi --query-gpu=GPU_QUERY --format=csv,noheader,nounits`."""
+    """The first GPU that runs below its clock, from what `nvidia-smi` answers to GPU_QUERY as bare CSV."""
     for index, row in enumerate(csv.reader(text.splitlines())):
         cells = [cell.strip() for cell in row]
         if len(cells) != len(GPU_QUERY):

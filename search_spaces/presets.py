@@ -51,3 +51,34 @@ def preset(name: str, engine: str = "native") -> Preset:
         names = ", ".join(p.name for p in PRESETS if p.engine == engine) or "none"
         raise SpaceError(f"engine {engine} has no preset {name!r}; there are: {names}")
     return found
+
+
+_WIDE: Mapping[str, tuple[Value, ...]] = {"graphs": ("cuda", "fused", "compiled"), "prefix_reuse": (True,)}
+_EIGHT: Mapping[str, tuple[Value, ...]] = {
+    f"bits_{group}": (8,) for group in ("attention", "dense", "experts", "shared", "lm_head")
+}
+_STARTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, tuple[Value, ...]]]]] = {
+    "native": {
+        "graphs-and-reuse": ("Captured steps and reuse of prefixes, as every published recipe has them.", _WIDE),
+        "weights-8": ("The W8A16 recipes for A100: eight-bit weights everywhere.", {**_WIDE, **_EIGHT}),
+        "experts-4": (
+            "The published four-card builds: INT8 attention and INT4 experts in groups of 32.",
+            {**_WIDE, **_EIGHT, "bits_experts": (4,), "bits_group_size": (32,)},
+        ),
+        "tensor-expert": (
+            "The eight-card recipes: tensor ranks with their experts spread over them.",
+            {**_WIDE, "tp": (8, 4, 2), "ep": (8, 4, 2)},
+        ),
+    }
+}
+"""Starting points of a search, each value as alternatives, best first."""
+
+
+def starts(space: Space) -> tuple[Preset, ...]:
+    """Published recipes worth measuring first, each knob at the best of its alternatives that ``space`` offers."""
+    domains = {knob.name: knob.domain for knob in space.knobs}
+    found = []
+    for name, (sentence, wanted) in _STARTS.get(space.engine, {}).items():
+        values = {k: v for k, several in wanted.items() for v in [w for w in several if k in domains and domains[k].contains(w)][:1]}
+        found.append(Preset(name, space.engine, sentence, values))
+    return tuple(found)

@@ -21,7 +21,7 @@ COMMANDS = {
 
 EPILOG = """\b
 Exit codes: 0 done · 1 our or the engine's failure · 2 wrong usage ·
-3 nothing to answer · 130 interrupted, results kept.
+3 nothing to answer · 124 time spent before a first result · 130 interrupted, results kept.
 
 Example: autotune search --budget 200
 """

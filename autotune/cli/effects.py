@@ -35,7 +35,8 @@ Example: autotune effects --format md
 def effects(file: Path | None, blocks: int, values: bool, form: str, model: str, workload: str, db: str) -> None:
     """Measure what each dimension does: changed alone from the default, and taken back alone from the winner."""
     with output.clear_errors():
-        from autotune.cli.search import differing, study_of
+        from autotune.cli.search import study_of
+        from autotune.cli.standings import differing
         from autotune.effects import by_dimension, by_value, measure, table
         from autotune.plan import resolve
 

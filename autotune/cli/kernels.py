@@ -98,7 +98,7 @@ def _refused(tuner: Tuner) -> str:
 
 
 def _decided(tuner: Tuner, result: Result) -> dict[str, Any]:
-    from autotune.cli.search import differing
+    from autotune.cli.standings import differing
     from search_spaces import Config
 
     best, ratio = result.winner.standings[0], result.winner.ratio

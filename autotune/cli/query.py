@@ -29,28 +29,60 @@ Example: autotune query 'tasks_per_min>100 and kv_dtype=int8' --sort -tasks_per_
 @click.option("--stage", type=click.Choice(["search", "confirm", "effects"]), help="Only this stage.")
 @click.option("--sort", help="Field to sort by; a leading - sorts downwards. [default: newest first]")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows at most.")
+@click.option(
+    "--pareto",
+    metavar="METRICS",
+    help="Only the Pareto front of these metrics (commas between them; latency, throughput, quality, memory and cost "
+    "are words for one), over the trials that ended well.",
+)
 @click.option("--columns", help="Fields to print, separated by commas.")
 @db_option
 @output.format_option
 def query(
-    where: str | None, sort: str | None, limit: int, columns: str | None, db: str | None, form: str, **only: Any
+    where: str | None,
+    sort: str | None,
+    limit: int,
+    pareto: str | None,
+    columns: str | None,
+    db: str | None,
+    form: str,
+    **only: Any,
 ) -> None:
     """List trials by hardware, model, engine and metric."""
     with output.clear_errors():
+        from autotune.objective import Objective
         from tuning_db import open_store
         from tuning_db.query import pick, select
 
         wanted = {name: value for name, value in only.items() if value}
         with open_store(db, readonly=True) as store:
-            rows = select(store, where, sort=sort or "-ended_at", limit=limit, **wanted)
-        names = columns.split(",") if columns else _columns(rows)
+            rows = select(store, where, sort=sort or "-ended_at", limit=None if pareto else limit, **wanted)
+        front = Objective(pareto).metrics if pareto else ()
+        if front:
+            rows = _front(rows, front)[:limit]
+        names = columns.split(",") if columns else _columns(rows, front)
         machine = form in ("json", "jsonl") and not columns
         output.emit(rows if machine else pick(rows, names), names, form, "trials")
 
 
-def _columns(rows: list[dict[str, Any]]) -> list[str]:
-    """The fixed fields and the usual metrics that any row has."""
-    return [*BASE, *(name for name in USUAL if any(f"metrics.{name}" in row for row in rows))]
+def _columns(rows: list[dict[str, Any]], front: tuple[str, ...] = ()) -> list[str]:
+    """The fixed fields and the usual metrics that any row has, those of a front first."""
+    names = dict.fromkeys((*front, *USUAL))
+    return [*BASE, *(name for name in names if any(f"metrics.{name}" in row for row in rows))]
+
+
+def _front(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows that ended well and that no other beats, by scenario, best of the first metric first."""
+    from autotune.metrics import METRICS
+    from autotune.objective import front
+
+    kept: list[dict[str, Any]] = []
+    for key in dict.fromkeys(row["scenario_key"] for row in rows):
+        mine = {row["id"]: row for row in rows if row["scenario_key"] == key and row["status"] == "ok"}
+        points = {i: {n: row[f"metrics.{n}"] for n in names if f"metrics.{n}" in row} for i, row in mine.items()}
+        sign = -1 if METRICS[names[0]].better == "higher" else 1
+        kept += sorted((mine[i] for i in front(points, names)), key=lambda row: sign * row[f"metrics.{names[0]}"])
+    return kept
 
 
 SHOW_EPILOG = """\b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import signal
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.cli import output
+from autotune.cli.standings import differing, report
 
 if TYPE_CHECKING:
     from autotune.plan import Plan
     from autotune.setting import Setting
-    from autotune.tune import Result, Tuner
+    from autotune.tune import Tuner
     from tuning_db import Store, Trial
 
 EPILOG = """\b
@@ -47,13 +49,26 @@ Example: autotune search --budget 200 --workload task
 @click.option("--model", help="Checkpoint folder. [default: the reference model in the package]")
 @click.option("--engine", help="Engine to tune. [default: native]")
 @click.option("--workload", help="chat, long, shared, task, or a TOML file. [default: task]")
-@click.option("--objective", help="Metric to improve. [default: tasks_per_min for task, else output_tok_s]")
+@click.option(
+    "--objective",
+    help="Metric to improve, or several with commas between them (latency, throughput, quality, memory and cost are "
+    "words for one). [default: tasks_per_min for task, else output_tok_s]",
+)
 @click.option(
     "--max-kl", type=float, help="Quality gate: mean KL to the full-width model, nats a token. [default: 0.02]"
 )
 @click.option("--max-perplexity", type=float, help="Quality gate: perplexity factor to it. [default: 1.01]")
-@click.option("--finalists", type=int, help="Configurations re-measured against the default. [default: 5, kernels 2]")
-@click.option("--blocks", type=int, help="Interleaved blocks of that re-measurement. [default: 7, kernels 5]")
+@click.option(
+    "--slo", multiple=True, metavar="LIMIT", help="A constraint such as 'ttft_p99<500ms'; may be given several times."
+)
+@click.option(
+    "--time", metavar="DURATION", help="End this run of the command after 2h, 30m or 90s. [default: no limit]"
+)
+@click.option("--precision", type=float, help="Repeat each measurement until its interval is this narrow, as 0.02.")
+@click.option(
+    "--finalists", type=int, help="Most configurations re-measured against the default. [default: 8, kernels 2]"
+)
+@click.option("--blocks", type=int, help="Most interleaved blocks of that re-measurement. [default: 15, kernels 5]")
 @click.option("--seed", type=int, help="Seed of prompts and sampler. [default: 0]")
 @click.option("--db", help="SQLite file or database URL. [default: the platform's data folder]")
 @click.option(
@@ -87,20 +102,33 @@ def _run(plan: Plan, form: str) -> None:
     with study_of(plan) as (tuner, setting):
         _announce(setting, tuner.store.where)
         _draw(tuner, setting)
-        _report(tuner.result(), setting, form)
+        result = tuner.result()
+        report(result, setting, form)
+        drift = tuner.drift()
+        if drift is not None:
+            output.note(drift.sentence(result.band))
+        output.note("next: " + next_command(plan))
 
 
 @contextmanager
 def study_of(plan: Plan) -> Iterator[tuple[Tuner, Setting]]:
     """A plan's tuner, on an engine with whatever kernels were tuned here; see `measuring`."""
-    from autotune import kernel_search
+    from autotune import hints, kernel_search
+    from autotune.plan import seconds
     from autotune.setting import make_bench, prepare
+    from autotune.slo import parse
     from autotune.tune import Study, Tuner
+    from search_spaces.presets import starts
 
     with measuring(plan) as store:
         setting = prepare(plan, kernel_search.tuned(plan, store))
         key = store.ensure(setting.scenario)
-        study = Study(key, setting.objective, plan.budget, plan.seed, plan.finalists, plan.blocks)
+        candidates = [*hints.stored(store, setting.scenario, setting.space, setting.objective),
+                      *hints.presets(setting.space, starts(setting.space))]  # fmt: skip
+        study = Study(
+            key, setting.objective, plan.budget, plan.seed, plan.finalists, plan.blocks,
+            slos=tuple(parse(text) for text in plan.slo), seconds=seconds(plan.time), candidates=tuple(candidates),
+        )  # fmt: skip
         yield Tuner(study, make_bench(setting, store, log_folder(key)), store), setting
 
 
@@ -132,23 +160,34 @@ def _draw(tuner: Tuner, setting: Setting) -> None:
     if done:
         output.note(f"{done} of {plan.budget} trials are already in the database.")
     start, first = time.monotonic(), done
-    for trial in tuner.search():
-        done += trial.counted
+    for trial in itertools.chain(tuner.screen(), _checked(tuner), tuner.search()):
+        counts = trial.stage == "search"
+        done += counts and trial.counted
         base, best = _standing(trial, default.key, objective, base, best)
         live.clear()
-        output.note(f"{done:>4}/{plan.budget}  {_line(trial, default, objective, base)}")
+        output.note(
+            f"{f'{done:>4}/{plan.budget}' if counts else trial.stage:<8}  {_line(trial, default, objective, base)}"
+        )
         each = (time.monotonic() - start) / max(done - first, 1)
         minutes = each * (plan.budget - done) / 60
         live.show(f"search {done}/{plan.budget} · best {_against(best, base)} · {minutes:.1f} min left")
     live.clear()
-    if done < plan.budget:
-        output.note(f"the whole space is measured after {done} trials.")
+    if tuner.ending is not None:
+        output.note(tuner.ending.sentence)
     finalists = tuner.finalists()
     if finalists:
-        output.note(f"confirming {len(finalists)} finalists against the default, {plan.blocks} interleaved blocks")
+        output.note(f"confirming {len(finalists)} finalists against the default, at most {plan.blocks} blocks")
     for trial in tuner.confirm():
         live.clear()
         output.note(f"block {trial.block}  {_line(trial, default, objective, None)}")
+
+
+def _checked(tuner: Tuner) -> Iterator[Trial]:
+    """Say what the A/A check found, between screen and search; yields nothing."""
+    check = tuner.self_check()
+    if check is not None:
+        output.note(check.sentence())
+    yield from ()
 
 
 def _standing(
@@ -175,55 +214,9 @@ def _line(trial: Trial, default: Mapping[str, Any], objective: Any, base: float 
     good = objective.goodness(trial.metrics)
     factor = _against(good, base).split(" ")[0] if base is not None else ""
     reason = "" if trial.status == "ok" else f"  [{trial.reason.splitlines()[0] if trial.reason else ''}]"
+    for note in (trial.provenance.get("candidate"), *trial.provenance.get("notes", ())):
+        reason += f"  [{note}]" if note else ""
     return f"{trial.status:<9} {shown} {factor:>6} {seconds:5.1f} s  {differing(trial.config, default)}{reason}"
-
-
-def differing(config: Mapping[str, Any], default: Mapping[str, Any]) -> str:
-    """What a configuration changes, for people: ``bits_experts=4 graphs=compiled``, or ``default``."""
-    changed = [f"{name}={value}" for name, value in config.items() if default.get(name) != value]
-    return " ".join(changed) or "default"
-
-
-def _report(result: Result, setting: Setting, form: str) -> None:
-    """Standings on stdout, the verdict and the next step on stderr."""
-    objective = setting.objective
-    rows = []
-    for standing in result.winner.standings:
-        mine = [t for t in result.trials if t.config_key == standing.config_key]
-        rows.append(
-            {
-                "verdict": str(standing.verdict),
-                "ratio": standing.ratio.mean,
-                "low": standing.ratio.low,
-                "high": standing.ratio.high,
-                "blocks": standing.ratio.n,
-                **_means(mine, (objective.metric, "kl_mean", "perplexity_ratio", "weight_bytes")),
-                "config": differing(mine[0].config, result.default),
-            }
-        )
-    base = [t for t in result.trials if t.config_key == result.default.key]
-    rows.append({"verdict": "default", "ratio": 1.0, "low": 1.0, "high": 1.0, "blocks": len(base), "config": "default",
-                 **_means(base, (objective.metric, "kl_mean", "perplexity_ratio", "weight_bytes"))})  # fmt: skip
-    columns = [
-        "verdict",
-        "ratio",
-        "low",
-        "high",
-        "blocks",
-        objective.metric,
-        "kl_mean",
-        "perplexity_ratio",
-        "weight_bytes",
-        "config",
-    ]
-    output.emit(rows, columns, form, "standings")
-    first = result.winner.standings[0]
-    ratio = first.ratio
-    interval = f"95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.n} blocks"
-    output.note(f"verdict: {first.verdict}, {objective.metric} ×{ratio.mean:.3f} of the default ({interval})")
-    if result.config == result.default:
-        output.note("the default stays: nothing proved better.")
-    output.note("next: " + next_command(setting.plan))
 
 
 def next_command(plan: Plan) -> str:
@@ -234,15 +227,6 @@ def next_command(plan: Plan) -> str:
         if where != "default" and not where.startswith("AUTOTUNE_"):
             words += [f"--{key}", str(getattr(plan, key))]
     return shlex.join(words)
-
-
-def _means(trials: list[Trial], names: tuple[str, ...]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name in names:
-        values = [t.metrics[name] for t in trials if name in t.metrics]
-        if values:
-            found[name] = sum(values) / len(values)
-    return found
 
 
 def _announce(setting: Setting, url: str) -> None:
