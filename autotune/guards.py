@@ -60,11 +60,11 @@ class Drift:
     n: int
 
     def sentence(self, band: float = stats.BAND) -> str:
-        text = f"the default went ×{self.change:.3f} over {self.seconds / 60:.0f} min ({self.n} readings"
-        text += f", spread {self.spread - 1:.1%})"
+        length = f"{self.seconds / 60:.0f} min" if self.seconds >= 120 else f"{self.seconds:.0f} s"
+        text = f"the default went ×{self.change:.3f} over {length} ({self.n} readings, spread {self.spread - 1:.1%})"
         if self.spread - 1 <= 2 * band:
             return text
-        return text + ": the machine drifts; only interleaved confirmation compares fairly"
+        return text + ": the machine drifts or is noisy; only interleaved confirmation compares fairly"
 
 
 def drift(readings: Sequence[tuple[float, float]]) -> Drift | None:

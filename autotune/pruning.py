@@ -13,11 +13,11 @@ from autotune.metrics import Timeline, observed, percentile
 from autotune.stats import signed_rank
 
 RATES = ("tasks_per_min", "output_tok_s", "total_tok_s", "requests_s")
-MARGIN = 1.05
-"""A run is given up only when its bound is this much worse than the incumbent: ties are settled by confirmation."""
+MARGIN = 1.5
+"""A run is given up only when the best it can still reach is this much worse than the incumbent. The incumbent is the
+luckiest of many single launches, so a smaller margin would give up what a second launch shows to be its equal."""
 OPTIMISM = 0.5
-"""The rest of the work is granted at twice the incumbent's speed, so after half of it 1.5 times worse is hopeless,
-after a quarter 2.5 times, and after three quarters 1.17 times."""
+"""The rest of the work is granted at twice the incumbent's speed, so that a slow start may be made up for."""
 ALPHA = 0.05
 LEAST = 5
 """Requests before the first test: five pairs are the fewest that one-sided p < 0.05 can come of."""
@@ -43,8 +43,8 @@ class Hopeless:
     over the limit decides the percentile or mean whatever comes.
     """
 
-    def __init__(self, metric: str, value: float, incumbent: Sequence[Timeline]) -> None:
-        self._metric, self._value = metric, value
+    def __init__(self, metric: str, value: float, incumbent: Sequence[Timeline], margin: float = MARGIN) -> None:
+        self._metric, self._value, self._margin = metric, value, margin
         self._theirs = {(t.conversation, t.turn): t for t in incumbent if not t.fault}
         self._ends = sorted(t.token_times[-1] for t in self._theirs.values())
         self._mine: list[Timeline] = []
@@ -67,7 +67,7 @@ class Hopeless:
         self._worse = max(self._rate() if self._metric in RATES else self._latency(), self._worse)
 
     def done(self) -> bool:
-        return self._worse > MARGIN
+        return self._worse > self._margin
 
     def bound(self) -> float:
         return self._value / self._worse if self._metric in RATES else self._value * self._worse
@@ -81,7 +81,7 @@ class Hopeless:
     def _rate(self) -> float:
         """How many times longer than the incumbent's the whole run takes at best; 1 where that is not significant."""
         whole, elapsed = self._ends[-1], max(t.token_times[-1] for t in self._mine)
-        if elapsed > MARGIN * whole:
+        if elapsed > self._margin * whole:
             return elapsed / whole
         count = min(len(self._mine), len(self._ends))
         pairs = [
@@ -92,13 +92,13 @@ class Hopeless:
             and (theirs := other.e2e or 0.0) > 0
         ]
         best = (elapsed + OPTIMISM * (whole - self._ends[count - 1])) / whole
-        if len(pairs) < LEAST or best <= MARGIN or signed_rank(pairs) >= ALPHA:
+        if len(pairs) < LEAST or best <= self._margin or signed_rank(pairs) >= ALPHA:
             return 1.0
         return best
 
     def _latency(self) -> float:
         """How many times the incumbent's value the final one is at least."""
-        seen, limit = observed(self._family, self._mine), MARGIN * self._value
+        seen, limit = observed(self._family, self._mine), self._margin * self._value
         if self._what == "mean":
             return math.fsum(seen) / max(self._total, len(seen)) / self._value
         # As many zeros as observations are to come: the least that the percentile can end at.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -14,9 +15,10 @@ from autotune.bench import Measuring
 from autotune.decision import Result, TuneError, decide_rows, round_name
 from autotune.hints import Candidate, by_load
 from autotune.judge import BOUND, Judge, samples
+from autotune.metrics import Timeline
 from autotune.objective import Objective
 from autotune.outcome import EngineError, Outcome, Status
-from autotune.pruning import Hopeless
+from autotune.pruning import MARGIN, Hopeless
 from autotune.sampler import Sampler
 from autotune.slo import Slo
 from search_spaces import Config
@@ -62,6 +64,9 @@ class Tuner:
         self.judge = Judge(study.objective, study.slos, store)
         self.ending: endings.Ending | None = None
         self._clock, self._start, self._free = clock, clock(), 0
+        self._leader: Trial | None = None
+        self._requests: tuple[Timeline, ...] = ()
+        self._margin = MARGIN
 
     def screen(self) -> Iterator[Trial]:
         """Measure the default twice (A/A, see `self_check`), then the study's candidates, within the budget.
@@ -73,7 +78,9 @@ class Tuner:
         if not self._default_row("search"):
             self._reference()
             yield from self._counted(default)
-        _needs_default(self.stored("search"), default)
+        for trial in (done := self.stored("search")):
+            self._follow(trial)
+        _needs_default(done, default)
         if not self._default_row("screen") and not self._over(SEARCH_SHARE):
             yield self._repeat("screen", default, 0, {"candidate": "A/A check of the default"})
         for candidate in by_load(self.space, self.study.candidates):
@@ -92,6 +99,8 @@ class Tuner:
         done = self.stored("search")
         for trial in done:
             self._learn(sampler, trial)
+            self._follow(trial)
+        self._margin = MARGIN * (1 + self.band())
         if len(done) < self.study.budget:
             self._reference()
         while not self._ended(done):
@@ -132,6 +141,7 @@ class Tuner:
         trial = self._trial("search", config, outcome, 0, tuner_seconds)
         trial = replace(trial, provenance={**trial.provenance, **(about or {})})
         self.store.add(trial, samples(trial.id, outcome.timelines))
+        self._follow(trial)
         yield trial
         self._free = 0 if outcome.counted else self._free + 1
         if self._free >= FREE_LIMIT:
@@ -140,13 +150,16 @@ class Tuner:
     def _hopeless(self, config: Config) -> Hopeless | None:
         """What gives a run up part-way; None for the default, or where nothing feasible can be compared with."""
         metric = self.study.objective.metric
-        if config == self.space.default() or not Hopeless.judges(metric):
+        if config == self.space.default() or self._leader is None or not Hopeless.judges(metric):
             return None
-        rows = [(value, t) for t in self.stored("search") if (value := self.judge.feasible(t)) is not None]
-        if not rows:
-            return None
-        best = max(rows, key=lambda row: row[0])[1]
-        return Hopeless(metric, best.metrics[metric], self.judge.timelines(best))
+        self._requests = self._requests or self.judge.timelines(self._leader)
+        return Hopeless(metric, self._leader.metrics[metric], self._requests, self._margin)
+
+    def _follow(self, trial: Trial) -> None:
+        """Keep the best feasible trial of the search, and its requests, to compare runs under way with."""
+        value = self.judge.feasible(trial) if trial.counted else None
+        if value is not None and (self._leader is None or value > (self.judge.feasible(self._leader) or -math.inf)):
+            self._leader, self._requests = trial, ()
 
     def _watch_drift(self, count: int) -> Iterator[Trial]:
         """Measure the default again where its turn has come."""

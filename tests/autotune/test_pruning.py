@@ -52,7 +52,7 @@ def replay(metric: str, mine: list[Timeline], theirs: list[Timeline]) -> Hopeles
     st.integers(0, 10**6),
 )
 def test_nothing_is_given_up_that_could_still_have_won(ratios: list[float], metric: str, seed: int) -> None:
-    """However the rest of the run goes, short of twice the incumbent's speed, a run given up loses, within its bound."""
+    """However the rest goes, short of twice the incumbent's speed, a run given up loses, within its bound."""
     source = random.Random(seed)
     base = [source.uniform(0.5, 2.0) for _ in ratios]
     ratios = [max(r, OPTIMISM) for r in ratios]
