@@ -11,7 +11,7 @@ from autotune import stats
 from autotune.judge import Judge
 from autotune.objective import Objective
 from autotune.outcome import Status
-from autotune.slo import Finding, parse
+from autotune.slo import Finding, Slo, parse
 from search_spaces import Config
 from tuning_db import Scenario, Store, Trial
 
@@ -72,10 +72,12 @@ def decide_rows(
     return Result(winner, Config(configs[winner.config_key]), default, name, used, findings, band)
 
 
-def decided(trials: Sequence[Trial], scenario: Scenario, store: Store | None = None) -> Iterator[Result]:
+def decided(
+    trials: Sequence[Trial], scenario: Scenario, store: Store | None = None, slos: Sequence[Slo] = ()
+) -> Iterator[Result]:
     """The decisions of all rounds among confirming trials that have the two paired blocks an interval needs.
 
-    With ``store`` each under the SLOs that its search was given, judged on the stored requests.
+    With ``store`` each under ``slos``, or else those that its search was given, judged on the stored requests.
     """
     objective = Objective(str(scenario.objective["metric"]))
     counted = [trial for trial in trials if trial.counted]
@@ -84,8 +86,8 @@ def decided(trials: Sequence[Trial], scenario: Scenario, store: Store | None = N
         default = next((t for t in round_ if t.config_key == t.provenance.get("default")), None)
         if default is None or not isinstance(name, str):
             continue
-        slos = tuple(parse(text) for text in round_[-1].provenance.get("slos", ()))
-        judge = Judge(objective, slos, store) if store is not None else None
+        wanted = slos or tuple(parse(text) for text in round_[-1].provenance.get("slos", ()))
+        judge = Judge(objective, wanted, store) if store is not None else None
         try:
             result = decide_rows(round_, Config(default.config), name, objective, judge)
         except TuneError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from autotune.cli import output
 if TYPE_CHECKING:
     from autotune.exporters import Export
     from autotune.runtimes.native.llm import LLM
+    from autotune.slo import Slo
     from tuning_db import Scenario, Store
 
 EXPORT_EPILOG = """\b
@@ -36,22 +37,24 @@ Example: autotune export -o best.json
 @click.option("--workload", envvar="AUTOTUNE_WORKLOAD", help="Only this workload: name or TOML file.")
 @click.option("--engine", envvar="AUTOTUNE_ENGINE", help="Only this engine.")
 @click.option("--objective", envvar="AUTOTUNE_OBJECTIVE", help="Only searches for this metric.")
+@click.option("--slo", multiple=True, metavar="LIMIT", help="Decide under these SLOs. [default: the search's own]")
 @click.option("--db", envvar="AUTOTUNE_DB", help="SQLite file or database URL. [default: the platform's data folder]")
-def export(file: str, to: str, model: str | None, db: str | None, **only: str | None) -> None:
+def export(file: str, to: str, model: str | None, slo: tuple[str, ...], db: str | None, **only: str | None) -> None:
     """Write the best confirmed configuration, with the evidence for it."""
     with _clear_errors():
         from autotune.exporters import exporter
         from autotune.setting import reference_model
+        from autotune.slo import parse
         from tuning_db import open_store
 
         with open_store(db, readonly=True) as store:
-            found = latest(store, Path(model) if model else reference_model(), only)
+            found = latest(store, Path(model) if model else reference_model(), only, [parse(text) for text in slo])
         text = next(iter(exporter(to).render(found).values()))
         _write(file, text, executable=to == "shell")
         _summary(found, file)
 
 
-def latest(store: Store, folder: Path, only: Mapping[str, str | None]) -> Export:
+def latest(store: Store, folder: Path, only: Mapping[str, str | None], slos: Sequence[Slo] = ()) -> Export:
     """The export of the latest decided confirmation of the model in ``folder``. Raises TuneError(code 3)."""
     from autotune import model as models
     from autotune.decision import TuneError, decided
@@ -63,7 +66,7 @@ def latest(store: Store, folder: Path, only: Mapping[str, str | None]) -> Export
     rounds = [
         (max(trial.ended_at for trial in result.trials), result, scenario)
         for scenario in mine
-        for result in decided(store.trials(scenario.key, stage="confirm"), scenario, store)
+        for result in decided(store.trials(scenario.key, stage="confirm"), scenario, store, slos)
     ]
     if not rounds:
         raise TuneError(_nothing(fitting, bool(mine), identity, folder, only), 3)

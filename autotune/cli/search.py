@@ -226,6 +226,8 @@ def next_command(plan: Plan) -> str:
         where = plan.origin[key]
         if where != "default" and not where.startswith("AUTOTUNE_"):
             words += [f"--{key}", str(getattr(plan, key))]
+    for slo in plan.slo:
+        words += ["--slo", slo]
     return shlex.join(words)
 
 

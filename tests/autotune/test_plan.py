@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.plan import PlanError, resolve
+from autotune.plan import PlanError, resolve, seconds
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -54,3 +54,27 @@ def test_a_missing_file_and_a_wrong_environment(tmp_path: Path) -> None:
         resolve({}, {}, tmp_path / "none.toml")
     with pytest.raises(PlanError, match="AUTOTUNE_BUDGET: budget wants a whole number, not 'many'"):
         resolve({}, {"AUTOTUNE_BUDGET": "many"})
+
+
+def test_slos_come_from_flags_environment_and_file_and_a_typo_names_the_field(tmp_path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('slo = ["ttft_p99 < 500ms", "output_tok_s>3"]\ntime = "1h30m"\n')
+    assert resolve({"slo": ()}, {}, file).slo == ("ttft_p99<500ms", "output_tok_s>3")
+    assert resolve({"slo": ("e2e_p90<2s",)}, {}, file).slo == ("e2e_p90<2s",)
+    assert resolve({}, {"AUTOTUNE_SLO": "e2e_p90<2s, kl_mean<0.1"}).slo == ("e2e_p90<2s", "kl_mean<0.1")
+    with pytest.raises(PlanError, match=r"--slo: .*did you mean ttft_p99"):
+        resolve({"slo": ("tftt_p99<1s",)}, {})
+    with pytest.raises(PlanError, match="slo wants a list"):
+        resolve({"slo": 3}, {})
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2h", 7200), ("1h30m", 5400), ("90s", 90), ("45", 45), ("", 0)])
+def test_a_duration_is_read_in_any_unit(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+    assert resolve({"time": text}, {}).time == text
+
+
+@pytest.mark.parametrize("text", ["soon", "2 fortnights", "-3h", "0s"])
+def test_a_wrong_duration_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match="--time: time "):
+        resolve({"time": text}, {})

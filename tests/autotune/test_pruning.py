@@ -45,7 +45,7 @@ def replay(metric: str, mine: list[Timeline], theirs: list[Timeline]) -> Hopeles
     return None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.floats(0.2, 3.0), min_size=12, max_size=30),
     st.sampled_from([*RATES, "e2e_p50", "e2e_p99", "ttft_mean", "itl_p90", "tpot_p90"]),

@@ -56,9 +56,12 @@ class Clock:
         return self.now
 
 
+STANDING = Clock(0.0)
+
+
 def tuner(
     store: Store, logs: Path, budget: int = 16, runtime: FakeRuntime | None = None, space: Space = SPACE,
-    clock: Callable[[], float] = Clock(0.0), **study: Any,
+    clock: Callable[[], float] = STANDING, **study: Any,
 ) -> Tuner:  # fmt: skip
     bench = Bench(runtime or FakeRuntime(noise=0.01), space, WORKLOAD, SOURCE, logs)
     wanted = {"finalists": 3, "blocks": 5, "drift_every": 0, **study}
@@ -81,15 +84,15 @@ def slow_p50(store: Store) -> float:
 
 
 def test_an_slo_that_the_default_breaks_is_met_by_the_winner(store: Store, tmp_path: Path) -> None:
-    whole(tuner(store, tmp_path, 30))
+    whole(tuner(store, tmp_path, 20))
     limit = slow_p50(store) * 0.8
     slo = parse(f"e2e_p50<{limit * 1000:.3f}ms")
-    result = whole(tuner(store, tmp_path, 30, slos=(slo,)))
+    result = whole(tuner(store, tmp_path, 20, slos=(slo,)))
     assert result.config != SPACE.default()
     (found,) = result.findings[result.config.key]
     assert found.state is State.MET and found.count == 60
     assert result.findings[SPACE.default().key][0].state is State.NOT_MET
-    assert len(trials(store)) == 30
+    assert len(trials(store)) == 20
 
 
 def test_a_new_slo_is_answered_from_stored_requests_without_a_run(store: Store, tmp_path: Path) -> None:
@@ -104,10 +107,10 @@ def test_a_new_slo_is_answered_from_stored_requests_without_a_run(store: Store, 
 
 def test_what_breaks_an_slo_never_wins_however_fast(store: Store, tmp_path: Path) -> None:
     """Here more sequences at once are faster and slower to the first token; only few at once are allowed."""
-    whole(tuner(store, tmp_path, 30))
+    whole(tuner(store, tmp_path, 20))
     limit = sorted(t.metrics["ttft_p90"] for t in trials(store) if t.status == "ok")[3]
     slo = parse(f"ttft_p90<{limit * 1000 * 1.0001:.4f}ms")
-    study = tuner(store, tmp_path, 30, slos=(slo,))
+    study = tuner(store, tmp_path, 20, slos=(slo,))
     assert all(
         study.judge.violation(t) == 0 for t in trials(store) if t.config_key in {c.key for c in study.finalists()}
     )
@@ -124,12 +127,12 @@ def test_an_impossible_slo_ends_within_the_budget_with_code_3(store: Store, tmp_
     assert caught.value.code == 3 and len(trials(store)) == 12
 
 
-def test_the_slo_of_the_search_holds_in_the_export(store: Store, tmp_path: Path) -> None:
-    whole(tuner(store, tmp_path, 30))
-    slo = parse(f"e2e_p50<{slow_p50(store) * 800:.3f}ms")
-    result = whole(tuner(store, tmp_path, 40, slos=(slo,), finalists=2))
-    latest = list(decided(store.trials(KEY.key, stage="confirm"), KEY, store))[-1]
+def test_the_slo_of_the_search_holds_in_the_export_or_a_newer_one_does(store: Store, tmp_path: Path) -> None:
+    result = whole(tuner(store, tmp_path, 16, slos=(parse("e2e_p50<1h"),), finalists=2))
+    rows = store.trials(KEY.key, stage="confirm")
+    (latest,) = decided(rows, KEY, store)
     assert latest.config == result.config and latest.findings == result.findings
+    assert list(decided(rows, KEY, store, (parse("e2e_p50<1us"),))) == []
 
 
 def test_a_space_of_one_point_launches_nothing_and_says_so(store: Store, tmp_path: Path) -> None:
