@@ -79,6 +79,7 @@ def starts(space: Space) -> tuple[Preset, ...]:
     domains = {knob.name: knob.domain for knob in space.knobs}
     found = []
     for name, (sentence, wanted) in _STARTS.get(space.engine, {}).items():
-        values = {k: v for k, several in wanted.items() for v in [w for w in several if k in domains and domains[k].contains(w)][:1]}
+        offered = {k: [v for v in several if k in domains and domains[k].contains(v)] for k, several in wanted.items()}
+        values = {k: several[0] for k, several in offered.items() if several}
         found.append(Preset(name, space.engine, sentence, values))
     return tuple(found)

@@ -24,7 +24,7 @@ from autotune.slo import State, parse
 from autotune.tune import TRIES, Study, Tuner
 from autotune.workload import load_workload
 from search_spaces import Config, Space, load
-from search_spaces.presets import PRESETS
+from search_spaces.presets import starts
 from tuning_db import Hardware, Scenario, Store, Trial, open_store
 
 SOURCE = [(i * i * 31 + i * 7) % 251 for i in range(5000)]
@@ -313,10 +313,10 @@ def test_a_stored_winner_is_cut_to_what_this_space_offers() -> None:
 
 
 def test_presets_are_valid_once_each_and_not_the_default() -> None:
-    found = presets(WHOLE, PRESETS["native"])
+    found = presets(WHOLE, starts(WHOLE))
     assert len(found) == len({c.config.key for c in found}) >= 2
     assert all(not WHOLE.broken(c.config) and c.config != WHOLE.default() for c in found)
-    assert presets(SPACE.limit({k.name: (k.default,) for k in SPACE.free()}, "one"), PRESETS["native"]) == []
+    assert presets(SPACE.limit({k.name: (k.default,) for k in SPACE.free()}, "one"), starts(SPACE)) == []
 
 
 def test_candidates_of_one_load_stand_together() -> None:
