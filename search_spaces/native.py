@@ -113,6 +113,11 @@ def _checkpoint(value: Value, facts: Facts) -> str:
     return f"one recurrent state of this model takes {size / 2**20:.0f} MiB" if int(value) << 20 < size else ""
 
 
+def _overflows(config: Mapping[str, Value], facts: Facts) -> bool:
+    memory = facts.get("memory")
+    return memory is not None and memory.overflows(config)
+
+
 def _uses(*widths: int) -> Any:
     return lambda c: bool(used(c) & set(widths))
 
@@ -291,6 +296,7 @@ RULES = (
         "CUDA graphs are captured on one device so far: tp and pp must be 1",
         lambda c, facts: c["graphs"] == "cuda" and int(c["tp"]) * int(c["pp"]) > 1,
     ),
+    Rule("memory", "weights, cache and overhead must fit the memory", _overflows),
     Rule(
         "host_embedding",
         "a captured step cannot look tokens up on the host: embed_on must be device",

@@ -14,7 +14,7 @@ from typing import Any
 
 from search_spaces.domain import Choice, Value, same
 
-GROUPS = ("attention", "bits", "layout", "graphs", "cache", "scheduler", "kernel")
+GROUPS = ("attention", "bits", "layout", "graphs", "cache", "scheduler", "speculation", "kernel")
 Facts = Mapping[str, Any]
 
 

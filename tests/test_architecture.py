@@ -18,15 +18,15 @@ SOURCES = sorted(
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("effects", "kernel_search"),
+    ("effects", "kernel_search", "offer"),
     ("setting", "tune", "report", "exporters"),
     ("decision", "hints", "race", "guards", "endings"),
     ("plan", "sampler", "pool", "bench", "kernel_bench", "judge"),
-    ("quality", "loadgen", "telemetry"),
+    ("quality", "loadgen", "telemetry", "memory", "infeasible"),
     ("runtimes",),
     ("objective", "pruning"),
     ("outcome", "slo", "stopping"),
-    ("hardware", "model", "workload", "metrics", "corpus", "stats"),
+    ("hardware", "model", "workload", "metrics", "corpus", "stats", "catalogue"),
 )
 HEAVY = {"torch", "optuna", "sqlalchemy", "transformers", "triton", "ray", "alembic"}
 HOMES = {"optuna": "sampler", "ray": "pool", "torch": "runtimes", "triton": "runtimes"}
