@@ -26,6 +26,8 @@ BYTES = {
     "graphs": ("weights", "cache", "graphs", "rows"),
 }
 """Demands that decide whether memory lasts through a phase. Later phases need all of DEMANDS."""
+TAUGHT = 100
+"""Latest measured trials from which overhead is learned; more would cost the study time and teach little."""
 DEMANDS = ("weights", "cache", "graphs", "rows", "tokens", "seqs")
 ROWS = ("max_capture_size", "max_seqs", "max_num_seqs")
 TOKENS = ("token_budget", "max_num_batched_tokens")
@@ -147,7 +149,7 @@ def learned(space: Space, trials: Sequence[Trial]) -> Space:
     memory = space.facts.get("memory")
     facts: Facts = space.facts
     if isinstance(memory, Forecast):
-        memory = memory.taught([(t.config, t.counters) for t in trials if t.status == Status.OK])
+        memory = memory.taught([(t.config, t.counters) for t in trials if t.status == Status.OK][-TAUGHT:])
         facts = {**space.facts, "memory": memory}
     weigh = weight(memory)
     default = space.default()

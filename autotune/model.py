@@ -46,7 +46,7 @@ class Model:
     keys with one fp32 scale a pooled group; ``state_bytes``: bytes a sequence of all KDA layers, recurrent state in
     fp32 and convolution in 16 bits. ``sizes`` are what a tensor-parallel layout divides; ``inputs`` {group: those of
     its weights that are split by their inputs}.
-    ``shapes`` are the checked numbers of config.json that decide a shape, with ``mtp_layers`` and ``vision_parameters``.
+    ``shapes`` are the checked numbers of config.json that decide a shape, ``mtp_layers`` and ``vision_parameters`` too.
     """
 
     name: str

@@ -14,6 +14,7 @@ from autotune import __version__, endings, guards, race, stats
 from autotune.bench import Measuring
 from autotune.decision import Result, TuneError, decide_rows, round_name
 from autotune.hints import Candidate, by_load
+from autotune.infeasible import beside, learned
 from autotune.judge import BOUND, Judge, samples
 from autotune.metrics import Timeline
 from autotune.objective import Objective
@@ -100,6 +101,7 @@ class Tuner:
         for trial in done:
             self._learn(sampler, trial)
             self._follow(trial)
+        sampler.space = learned(self.space, done)
         self._margin = MARGIN * (1 + self.band())
         if len(done) < self.study.budget:
             self._reference()
@@ -115,6 +117,8 @@ class Tuner:
                 if trial.counted:
                     self._learn(sampler, trial)
                     done.append(trial)
+                    if trial.status not in (Status.OK, Status.QUALITY, Status.PRUNED):
+                        sampler.space = learned(self.space, done)
                     yield from self._watch_drift(len(done))
 
     def _has_choice(self) -> None:
@@ -353,7 +357,7 @@ class Tuner:
             seed=self.study.seed + block,
             started_at=ended - sum(outcome.seconds.values()),
             ended_at=ended,
-            provenance={**about, "notes": notes} if notes else about,
+            provenance={**about, **({"notes": notes} if notes else {}), **beside(self.space, config, outcome.counters)},
             counted=outcome.counted,
         )
 

@@ -18,7 +18,8 @@ SOURCES = sorted(
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("effects", "kernel_search", "offer"),
+    ("offer",),
+    ("effects", "kernel_search"),
     ("setting", "tune", "report", "exporters"),
     ("decision", "hints", "race", "guards", "endings"),
     ("plan", "sampler", "pool", "bench", "kernel_bench", "judge"),

@@ -39,11 +39,6 @@ class Overhead:
         moved = sum(slope * (features.get(name, 0.0) - self.usual[name]) for name, slope in self.slopes.items())
         return max(self.base + moved, 0.0)
 
-    @property
-    def words(self) -> str:
-        source = f"learned from {self.trials} trials" if self.trials else "assumed; no trial was measured yet"
-        return f"{self.base / GIB:.3g} GiB ({source})"
-
 
 def assumed(memory_bytes: int, graphs: float = 0.0) -> Overhead:
     """Before anything was measured on a GPU: 6 GiB of 80 GB cards, 3.5 GiB of those under 60 GiB.
