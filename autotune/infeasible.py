@@ -154,15 +154,14 @@ def learned(space: Space, trials: Sequence[Trial]) -> Space:
     weigh = weight(memory)
     default = space.default()
     rules = [
-        Rule(f"learned {index}", found.sentence, _rule(found, weigh))
+        Rule(f"learned {index}", found.sentence, _rule(found, weigh, default))
         for index, found in enumerate(regions(trials, space, weigh))
-        if not found.holds(default, weigh)
     ]
     return replace(space, rules=(*space.rules, *rules), facts=facts)
 
 
-def _rule(region: Region, weigh: Weigh) -> Callable[[Mapping[str, Value], Facts], bool]:
-    return lambda config, facts: region.holds(config, weigh)
+def _rule(region: Region, weigh: Weigh, default: Config) -> Callable[[Mapping[str, Value], Facts], bool]:
+    return lambda config, facts: region.holds(config, weigh) and dict(config) != dict(default)
 
 
 def weight(memory: Any) -> Weigh:
@@ -173,7 +172,7 @@ def weight(memory: Any) -> Weigh:
             demand = memory.demand(config)
         except NotImplementedError:
             return {}
-        return {"weights": demand.weights + demand.kept, "cache": demand.cache, "graphs": demand.graphs}
+        return {"weights": demand.weights + demand.second + demand.kept, "cache": demand.cache, "graphs": demand.graphs}
 
     return weigh if isinstance(memory, Forecast) else lambda config: {}
 

@@ -46,17 +46,17 @@ def native(model: Model, config: Config) -> Demand:
     front, back = [Slab("", whole.front)], [Slab("", whole.back)]
     widths = bits.vector(config, model.mlp_kinds)
     found = stages(front, layers, back, ranks, stored(widths))
-    kept = 0.0
+    kept = other = 0.0
     if config.get("bits_long"):
         second = {k: max(v, int(config["bits_long"])) for k, v in widths.items()}
         changed = {k: v for k, v in second.items() if v != widths[k] and k not in bits.MODEL_GROUPS[:1]}
-        kept += _second(whole, changed, wide, group)
+        other = _second(whole, changed, wide, group)
     if config["prefix_reuse"]:
         blocks = int(config["kv_tokens"]) // size
         most = blocks * state * model.attention_kinds.count("kda") * tp
-        kept += min(float(int(config.get("state_cache_mib", 1024)) << 20), most) / ranks.count * dp
+        kept = min(float(int(config.get("state_cache_mib", 1024)) << 20), most) / ranks.count * dp
     features = {"tokens": float(config["token_budget"]), "seqs": float(config["max_seqs"])}
-    return Demand(ranks, found, slots, tokens, kept=kept, features=features)
+    return Demand(ranks, found, slots, tokens, kept=kept, second=other, features=features)
 
 
 def _native_bytes(part: Part, width: int, wide: float, group: int) -> float:

@@ -82,7 +82,9 @@ class Forecast:
             return {}
         count = demand.ranks.tp * demand.ranks.dp
         packed = sum(sum(v for k, v in stage.groups.items() if k) for stage in demand.stages) * count
-        cache = sum(demand.rank(s) - s.weights - demand.graphs - demand.kept for s in demand.stages) * count
+        packed += demand.second * demand.ranks.count
+        beside = demand.graphs + demand.kept + demand.second
+        cache = sum(demand.rank(s) - s.weights - beside for s in demand.stages) * count
         peak = demand.total() + self._beside(demand) * demand.ranks.count
         predicted = {"weight_bytes": packed, "cache_bytes": cache, "peak_bytes": peak}
         return {

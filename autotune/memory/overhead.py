@@ -63,8 +63,8 @@ def learned(seen: Sequence[tuple[Mapping[str, float], float]], prior: Overhead) 
     middle = table.mean(0)
     moved = table - middle
     pull = np.diag(RIDGE * len(seen) * moved.var(0)) if names else np.zeros((0, 0))
-    slopes = np.linalg.solve(moved.T @ moved + pull, moved.T @ (residuals - residuals.mean())) if names else []
-    fit = residuals.mean() + (moved @ np.array(slopes) if names else 0.0)
+    slopes = np.linalg.solve(moved.T @ moved + pull, moved.T @ (residuals - residuals.mean())) if names else np.zeros(0)
+    fit = residuals.mean() + moved @ slopes
     return Overhead(
         base=float(residuals.mean()),
         slopes={n: float(v) for n, v in zip(names, slopes, strict=True)},

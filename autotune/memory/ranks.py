@@ -95,8 +95,8 @@ def _part(slab: Slab, part: Part, ranks: Ranks, stored: Stored) -> float:
 @dataclass(frozen=True, slots=True)
 class Demand:
     """One configuration's memory. ``slots``: states that each stage's ranks keep; ``tokens``: KV tokens of a replica
-    that the engine allocates, None where it takes what is left; ``graphs`` and ``kept`` (checkpoints of states, a
-    second copy of weights): bytes on each rank; ``features`` are what overhead is learned from."""
+    that the engine allocates, None where it takes what is left; ``graphs``, ``kept`` (checkpoints of states) and
+    ``second`` (weights kept at a second width): bytes on each rank; ``features`` are what overhead is learned from."""
 
     ranks: Ranks
     stages: tuple[Stage, ...]
@@ -104,6 +104,7 @@ class Demand:
     tokens: int | None
     graphs: float = 0.0
     kept: float = 0.0
+    second: float = 0.0
     features: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -120,7 +121,7 @@ class Demand:
     def rank(self, stage: Stage) -> float:
         """Bytes that are known on each rank of ``stage``, without overhead."""
         pool = (self.tokens or 0) / self.ranks.dcp * stage.kv
-        return stage.weights + pool + self.slots * stage.state + self.graphs + self.kept
+        return stage.weights + pool + self.slots * stage.state + self.graphs + self.kept + self.second
 
     def total(self) -> float:
         """Bytes that are known, all ranks together."""

@@ -125,7 +125,7 @@ def test_defaults_settle_on_what_can_run():
     assert not space.broken(default)
     assert (default["tp"], default["checkpoint"]) == (8, "w8-g128")
     assert any(r.value == "bf16" and r.reason == "too large" for r in space.removals)
-    with pytest.raises(SpaceError, match="no configuration is possible here: .*KV cache"):
+    with pytest.raises(SpaceError, match=r"no configuration is possible here: .*KV cache"):
         settled(load("vllm").narrow({**FACTS, "memory": Memory(10)}))
 
 

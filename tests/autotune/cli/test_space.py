@@ -34,7 +34,7 @@ def test_a_named_machine_shows_fits_and_reasons(four):
     removed = {(r["knob"], r["value"]): r["reason"] for r in four["removed"]}
     assert "GiB of weights a device at best" in removed["checkpoint", "fp8"]
     assert "8.0" in removed["attention_backend", "FLASHMLA_SPARSE"]
-    assert removed["tp", 8] == "8 ranks need 4 devices; there are 4"
+    assert removed["tp", 8] == "8 ranks need 8 devices; there are 4"
     assert all(r["reason"] for r in four["removed"])
     assert 0 < four["configurations"]["valid_share"] < 1
     assert {r["rule"].split(" ")[0] for r in four["rules"]} >= {"C1", "C3", "C4", "C6", "C7", "C8", "C9", "C10", "C14"}

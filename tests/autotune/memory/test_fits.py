@@ -94,9 +94,10 @@ def test_published_checkpoints_have_their_published_bytes(model):
         assert here.demand(setting(bits, 1)).weights == pytest.approx(size, rel=0.002)
 
 
-@pytest.mark.parametrize(("bits", "hardware", "tp", "pp", "dp", "dcp", "weights", "tokens"), LAYOUTS)
-def test_layouts_without_stages(model, bits, hardware, tp, pp, dp, dcp, weights, tokens):
-    here, config = on(model, hardware), setting(bits, tp, pp, dp, dcp)
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_layouts_without_stages(model, case):
+    bits, hardware, *layout, weights, tokens = case
+    here, config = on(model, hardware), setting(bits, *layout)
     assert here.demand(config).weights / GIB == pytest.approx(weights, abs=WEIGHTS_GIB)
     assert here.tokens(config) / 1e6 == pytest.approx(tokens, rel=TOKENS)
 
