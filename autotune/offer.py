@@ -87,7 +87,7 @@ def _here(plan: Plan) -> tuple[Space, tuple[str, ...]]:
             setting = prepare(plan, kernel_search.tuned(plan, store))
             trials = store.trials(scenario_key=setting.scenario.key, stage="search")
     except StoreError:
-        if plan.db:
+        if plan.origin.get("db") == "--db":
             raise
         setting, trials = prepare(plan), []  # nothing was ever measured here
     space = infeasible.learned(setting.space, [t for t in trials if t.counted])
