@@ -13,6 +13,7 @@ from autotune import model as models
 from autotune.bench import Bench
 from autotune.corpus import PROMPT_SHARE, read_tokens
 from autotune.hardware import Probe, probe
+from autotune.launches import Launches
 from autotune.memory.forecast import Forecast, forecast, machine_of
 from autotune.objective import Objective
 from autotune.plan import Plan
@@ -129,12 +130,13 @@ def _launchable(engine: str) -> None:
         )
 
 
-def make_bench(setting: Setting, store: Store, logs: Path) -> Bench:
+def make_bench(setting: Setting, store: Store, logs: Path, launches: Launches | None = None) -> Bench:
     """A bench whose quality references and results are cached in ``store``."""
     plan = setting.plan
     bench = Bench(
         setting.runtime, setting.space, setting.workload, setting.source, logs,
         gate=Gate(plan.max_kl, plan.max_perplexity), deadline=plan.deadline, precision=plan.precision,
+        launches=launches,
         telemetry=lambda: Telemetry(gpu=ask_gpu if setting.scenario.hardware.kind == "gpu" else None),
     )  # fmt: skip
     identity = {"build": dict(setting.scenario.engine_build), "model": dict(setting.scenario.model)}

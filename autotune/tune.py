@@ -141,7 +141,8 @@ class Tuner:
         self, config: Config, tuner_seconds: float = 0.0, about: Mapping[str, str] | None = None
     ) -> Iterator[Trial]:
         """One search trial, stored; gives up after FREE_LIMIT endings in a row that were the machine's."""
-        outcome = self.bench.measure(config, self.study.seed, name=config.key[3:11], watch=self._hopeless(config))
+        name, watch = config.key[3:11], self._hopeless(config)
+        outcome = self.bench.measure(config, self.study.seed, name, watch, fresh=False)
         trial = self._trial("search", config, outcome, 0, tuner_seconds)
         trial = replace(trial, provenance={**trial.provenance, **(about or {})})
         self.store.add(trial, samples(trial.id, outcome.timelines))

@@ -23,7 +23,7 @@ LAYERS = (
     ("setting", "tune", "report", "exporters"),
     ("decision", "hints", "race", "guards", "endings"),
     ("plan", "sampler", "pool", "bench", "kernel_bench", "judge"),
-    ("quality", "loadgen", "telemetry", "infeasible"),
+    ("quality", "loadgen", "telemetry", "infeasible", "launches"),
     ("memory",),
     ("runtimes",),
     ("objective", "pruning"),

@@ -12,6 +12,7 @@ from autotune.memory import demands
 from autotune.memory.overhead import Overhead, assumed, learned
 from autotune.memory.ranks import Demand
 from autotune.model import Model
+from autotune.outcome import KEPT_LAUNCH
 from search_spaces import Value
 
 Config = Mapping[str, Value]
@@ -95,12 +96,13 @@ class Forecast:
     def taught(self, rows: Iterable[tuple[Config, Mapping[str, Any]]]) -> Forecast:
         """With the overhead that (configuration, counters) of measured trials of one engine build show.
 
-        On GPUs the engine's ``device_peak_bytes`` count; its ``peak_bytes`` are those of the host.
+        A launch that was kept for a second configuration teaches by its first alone, since its peak is of both. On
+        GPUs the engine's ``device_peak_bytes`` count; its ``peak_bytes`` are those of the host.
         """
         name = "peak_bytes" if self.machine.shared else "device_peak_bytes"
         seen = []
         for config, counters in rows:
-            if name in counters:
+            if name in counters and not counters.get(KEPT_LAUNCH):
                 demand = self.demand(config)
                 residual = (float(counters[name]) - demand.total()) / demand.ranks.count
                 seen.append((demand.features, residual))
