@@ -14,6 +14,7 @@ from typing import Any
 from autotune import infeasible, kernel_search
 from autotune.catalogue import GIB, Machine, named
 from autotune.hardware import probe
+from autotune.hints import fitted
 from autotune.memory.forecast import Forecast, forecast, machine_of
 from autotune.model import Model, described
 from autotune.plan import Plan
@@ -22,6 +23,7 @@ from autotune.setting import memory_facts, model_facts, prepare, reference_model
 from autotune.workload import load_workload
 from search_spaces import Space, Value, load, vllm
 from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS
+from search_spaces.presets import Preset, starts
 from tuning_db import StoreError, open_store
 
 SAMPLES = 400
@@ -50,7 +52,7 @@ class Fit:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """``learned``: what the scenario's failed trials exclude; ``share``: of random configurations, those that break no
-    rule."""
+    rule; ``starts``: published recipes that a search measures first."""
 
     engine: str
     model: Model
@@ -60,6 +62,7 @@ class Offer:
     fits: tuple[Fit, ...]
     learned: tuple[str, ...]
     share: float
+    starts: tuple[Preset, ...]
 
 
 def offer(plan: Plan, hardware: str = "") -> Offer:
@@ -77,7 +80,8 @@ def offer(plan: Plan, hardware: str = "") -> Offer:
         memory = forecast(plan.engine, model, machine) if machine is not None else None
         space, learned = _there(plan, model, machine, memory, probed), ()
     fits = tuple(_fits(space, memory)) if memory is not None else ()
-    return Offer(plan.engine, model, machine, space, memory, fits, learned, _share(space))
+    recipes = tuple(p for p in starts(space) if fitted(space, p.values) not in (None, space.default()))
+    return Offer(plan.engine, model, machine, space, memory, fits, learned, _share(space), recipes)
 
 
 def _here(plan: Plan) -> tuple[Space, tuple[str, ...]]:

@@ -89,6 +89,7 @@ def _document(found: Offer, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "removed": [{"knob": r.knob, "value": r.value, "reason": r.reason} for r in found.space.removals],
         "rules": [{"rule": r.name, "sentence": r.sentence} for r in found.space.rules],
         "learned": list(found.learned),
+        "starts": [{"name": p.name, "sentence": p.sentence, "values": dict(p.values)} for p in found.starts],
         "configurations": {"at_most": found.space.size(), "valid_share": found.share},
         "fits": [asdict(fit) for fit in found.fits],
     }
@@ -108,6 +109,10 @@ def _sections(found: Offer, form: str) -> None:
         click.echo("\nlearned from failed trials:")
         for sentence in found.learned:
             click.echo(f"  {sentence}")
+    if found.starts:
+        click.echo("\nmeasured first, beside the default:")
+        for recipe in found.starts:
+            click.echo(f"  {recipe.name}: {recipe.sentence}")
     if not found.fits or found.machine is None or found.memory is None:
         return
     usual = "8 sequences, 3 drafted tokens where there is a draft layer, gmu 0.95"

@@ -36,6 +36,7 @@ def test_a_named_machine_shows_fits_and_reasons(four):
     assert "8.0" in removed["attention_backend", "FLASHMLA_SPARSE"]
     assert removed["tp", 8] == "8 ranks need 8 devices; there are 4"
     assert all(r["reason"] for r in four["removed"])
+    assert {s["name"] for s in four["starts"]} == {"w4-tensor-draft", "w4-stages-draft", "w4-int8-attention-stages"}
     assert 0 < four["configurations"]["valid_share"] < 1
     assert {r["rule"].split(" ")[0] for r in four["rules"]} >= {"C1", "C3", "C4", "C6", "C7", "C8", "C9", "C10", "C14"}
 
