@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune import model as models
 from autotune.bench import Bench
-from autotune.corpus import PROMPT_SHARE, read_tokens
+from autotune.corpus import PROMPT_SHARE, encoder, read_tokens
 from autotune.hardware import Probe, probe
 from autotune.launches import Launches
 from autotune.memory.forecast import Forecast, forecast, machine_of
@@ -22,7 +22,7 @@ from autotune.runtimes.base import Runtime
 from autotune.runtimes.native.kernels.tuning import Entries
 from autotune.telemetry import Watch as Telemetry
 from autotune.telemetry import ask_gpu
-from autotune.workload import Workload, load_workload
+from autotune.workload import Workload, load_workload, recorded_in
 from search_spaces import Space, SpaceError, load
 from tuning_db import Hardware, Reference, Scenario, Store
 
@@ -59,7 +59,7 @@ def prepare(plan: Plan, kernels: Entries | None = None) -> Setting:
     _launchable(plan.engine)
     folder = Path(plan.model) if plan.model else reference_model()
     facts = models.facts(folder)
-    workload = load_workload(plan.workload)
+    workload = recorded_in(load_workload(plan.workload), encoder(folder, facts.vocab))
     objective = Objective(plan.objective or _usual_objective(workload))
     tokens = read_tokens(folder, facts.vocab)
     cut = int(len(tokens) * PROMPT_SHARE)
