@@ -37,7 +37,7 @@ KEPT_LAUNCH = "kept_launch"
 
 class EngineError(Exception):
     """A launch or a run that failed. ``phase``: launch, graphs (capturing them),
-    warmup, measure or quality; ``tail``: the log's end."""
+    warmup, measure or quality; ``tail``: the log's end; ``failure``: the class of a server's failure, else empty."""
 
     def __init__(self, status: Status, phase: str, reason: str, tail: str = "") -> None:
         super().__init__(f"{phase}: {reason}")
@@ -45,6 +45,7 @@ class EngineError(Exception):
         self.phase = phase
         self.reason = reason
         self.tail = tail
+        self.failure = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Outcome:
     ``metrics`` are in seconds, bytes and counts (see `metrics.METRICS`); ``seconds`` is our own cost by phase;
     ``effective`` is what the engine says it runs; ``counters`` are the engine's own counts. ``notes`` are sentences on
     how far the figures can be trusted; ``disturbed`` says why they cannot, empty when they can. ``bound`` is the best
-    value of the objective that a pruned run could still have had.
+    value of the objective that a pruned run could still have had. ``failure`` names the class of a server's failure.
     """
 
     status: Status
@@ -67,6 +68,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     disturbed: str = ""
     bound: float | None = None
+    failure: str = ""
 
     @property
     def counted(self) -> bool:

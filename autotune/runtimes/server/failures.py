@@ -1,0 +1,183 @@
+"""What an engine's last words mean: a class of failure, its status, and what to change next. Reads text, does nothing.
+
+Lines are of vLLM 0.32–0.33, its forks, torch, CUDA and the kernel; a text that none of them knows is a crash.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from autotune.outcome import EngineError, Status
+
+REASON = 300
+"""Characters of a log line that become the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One class. ``status`` is how such a trial ends; ``next`` what to change, ``knobs`` the first ones to move."""
+
+    name: str
+    status: Status
+    next: str
+    knobs: tuple[str, ...] = ()
+
+    @property
+    def environment(self) -> bool:
+        """Whether it is the machine's fault: tried once more, and never counted against a configuration."""
+        return self.status is Status.BUSY
+
+
+FAILURES: tuple[Failure, ...] = (
+    Failure("unsupported", Status.UNSUPPORTED, "choose another value; this build, model or device cannot do it",
+            ("attention_backend", "kv_cache_dtype", "dtype", "moe_backend")),
+    Failure("bad_flag", Status.UNSUPPORTED, "this build has no such option or value; see the engine's own --help"),
+    Failure("port", Status.BUSY, "another program has the port; free it or let one be chosen"),
+    Failure("oom_load", Status.OOM, "fewer bits a weight, or more ranks", ("checkpoint", "tp", "pp", "dtype")),
+    Failure("oom_profile", Status.OOM, "fewer tokens a step", ("max_num_batched_tokens", "max_num_seqs")),
+    Failure("oom_kv", Status.OOM, "more memory for the cache, or a shorter longest sequence",
+            ("gmu", "kv_cache_mib", "max_model_len", "max_num_seqs")),
+    Failure("oom_graph", Status.OOM, "fewer captured sizes, a smaller memory share, or no graphs",
+            ("max_capture_size", "gmu", "cudagraph_mode", "enforce_eager")),
+    Failure("oom_request", Status.OOM, "a smaller memory share leaves more for requests",
+            ("gmu", "max_num_batched_tokens", "max_num_seqs")),
+    Failure("graph_capture", Status.CRASH, "piecewise graphs, or none", ("cudagraph_mode", "enforce_eager")),
+    Failure("startup_timeout", Status.TIMEOUT, "a longer launch_seconds in the plan, if the log still moved",
+            ("cudagraph_mode", "enforce_eager")),
+    Failure("hang", Status.TIMEOUT, "read the log; the engine answers /health but generates nothing", ("pp",)),
+    Failure("device_fault", Status.CRASH, "run it alone, with CUDA_LAUNCH_BLOCKING=1, and look at the driver's log",
+            ("cudagraph_mode", "attention_backend")),
+    Failure("device_lost", Status.BUSY, "the device is gone until it is reset; see the driver's log"),
+    Failure("busy_device", Status.BUSY, "another process holds the device's memory; end it or wait"),
+    Failure("crash", Status.CRASH, "read the end of the log"),
+)  # fmt: skip
+BY_NAME = {failure.name: failure for failure in FAILURES}
+
+_FIRST: tuple[tuple[str, str], ...] = (
+    ("device_lost", r"fallen off the bus|uncorrectable ECC|device is lost|\bXid\b.*\b(48|63|64|79|94|95)\b"),
+    ("device_fault", r"illegal memory access|device-side assert|misaligned address|unspecified launch failure"
+                     r"|\bXid\b.*\b31\b|CUDA_ERROR_ILLEGAL|hardware exception"),
+    ("port", r"[Aa]ddress already in use|EADDRINUSE|[Pp]ort \d+ is (already )?in use"),
+    ("busy_device", r"Free memory on device .*is less than desired|[Aa]ll CUDA-capable devices are busy"
+                    r"|already in use by another process"),
+    ("graph_capture", r"operation not permitted when stream is capturing|cudaErrorStreamCapture"
+                      r"|[Cc]apture (CUDA|cuda) ?graphs? failed|Graph capture failed"),
+    ("unsupported", r"No valid attention backend found|is not valid for this configuration\. Reason"
+                    r"|[Ss]parse Attention is not supported|not supported in this architecture|not supported on CPU"
+                    r"|requires x86 with AVX-512|does not support (float16|bfloat16|fp8)"
+                    r"|MoE backend supports the deployment configuration|requires DeepGEMM|Unsupported architecture"
+                    r"|has no attribute 'cpu_\w+'|static_scaled_fp8_quant|unknown model architecture"
+                    r"|Model architectures? .* (is|are) not supported|is not divisible by|must be divisible by"
+                    r"|page size is not divisible|[Aa]ll MoE projections need to have same quantization"
+                    r"|compute capability .*not supported|not implemented for architecture|is not supported (for|with|by)"
+                    r"|not supported by the current|sparse not supported|only supported on"),
+    ("bad_flag", r"error: unrecognized arguments|error: argument .*: (invalid|expected)|invalid choice"
+                 r"|the following arguments are required|error: ambiguous option|error while handling argument"),
+    ("oom_kv", r"No available memory for the cache blocks|KV cache is needed, which is larger than"
+               r"|Cannot auto-fit max_model_len|to serve at least one request with the model's max seq len"
+               r"|To serve at least one request with the model's max seq len"
+               r"|KV cache memory .*(too small|not enough)|[Nn]ot enough memory for (the )?KV"),
+)  # fmt: skip
+_OOM = (
+    r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|torch\.cuda\.OutOfMemory|cudaErrorMemoryAllocation"
+    r"|Cannot allocate memory|DefaultCPUAllocator: can't allocate|^MemoryError|std::bad_alloc|failed to allocate"
+)
+_STEPS: tuple[tuple[str, str], ...] = (
+    (r"Application startup complete|HTTP/1\.1\" 200", "oom_request"),
+    (r"Graph capturing finished", "oom_request"),
+    (r"Capturing CUDA graph|Capturing cudagraphs|CUDA ?graph.*(captur|profil)", "oom_graph"),
+    (r"KV cache size: |Available KV cache memory|Overriding num_gpu_blocks", "oom_kv"),
+    (r"Model loading took|Loading weights took", "oom_profile"),
+)
+"""The furthest step that a log shows, last first; what ran out of memory came after it."""
+_HINTS = (r"estimated maximum model length is ([\d,]+)",)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A failure and the line that shows it."""
+
+    failure: Failure
+    line: str
+
+    def sentence(self) -> str:
+        knobs = f" ({', '.join(self.failure.knobs)})" if self.failure.knobs else ""
+        return f"{self.failure.name}: {self.line}; next: {self.failure.next}{knobs}"
+
+
+def recognise(text: str, code: int | None = None, serving: bool = False) -> Finding:
+    """The class of a failure from an engine's log ``text``.
+
+    ``code``: its exit code where it has ended, negative for a signal. ``serving``: it had answered requests already.
+    """
+    for name, pattern in _FIRST:
+        line = _line(pattern, text)
+        if line:
+            return Finding(BY_NAME[name], _hinted(line, text))
+    line = _line(_OOM, text)
+    if line:
+        return Finding(BY_NAME["oom_request" if serving else _step(text)], line)
+    if code == -9:
+        return Finding(BY_NAME["oom_request" if serving else _step(text)],
+                       "the kernel killed the engine, most likely for memory")  # fmt: skip
+    if code == 2 and "usage:" in text:
+        return Finding(BY_NAME["bad_flag"], "the engine refused its command line")
+    return Finding(BY_NAME["crash"], _last_error(text) or _ended(code))
+
+
+def error(finding: Finding, phase: str, tail: str) -> EngineError:
+    """The finding as what launches and requests raise."""
+    failure = finding.failure
+    found = EngineError(failure.status, phase, finding.sentence(), tail)
+    found.failure = failure.name
+    return found
+
+
+def named(name: str, line: str, phase: str, tail: str = "") -> EngineError:
+    """An EngineError of a class that no log line shows (a time-out, a foreign server on the port)."""
+    return error(Finding(BY_NAME[name], line), phase, tail)
+
+
+def _line(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    if found is None:
+        return ""
+    start = text.rfind("\n", 0, found.start()) + 1
+    end = text.find("\n", found.end())
+    line = text[start : end if end >= 0 else len(text)]
+    where = found.start() - start
+    return _clean(line if len(line) <= REASON else line[max(0, where - 60) : where - 60 + REASON])
+
+
+def _clean(line: str) -> str:
+    """A log line without the process and time stamp in front of it."""
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line).strip()
+    line = re.sub(r"^\([\w .]+pid=\d+\)\s*", "", line)
+    return re.sub(r"^(ERROR|WARNING|INFO|CRITICAL)\s+[\d-]+\s+[\d:,.]+\s*(\[[^\]]*\]\s*)?", "", line).strip()
+
+
+def _hinted(line: str, text: str) -> str:
+    """The line, and the number that the engine itself proposes."""
+    for pattern in _HINTS:
+        found = re.search(pattern, text)
+        if found and found.group(0) not in line:
+            return f"{line} ({found.group(0)})"
+    return line
+
+
+def _step(text: str) -> str:
+    return next((name for pattern, name in _STEPS if re.search(pattern, text)), "oom_load")
+
+
+def _last_error(text: str) -> str:
+    """The last line that looks like an exception's."""
+    found = re.findall(r"^.*?\b(?:\w+\.)*\w*(?:Error|Exception|Abort|assert\w*)\b: .+$", text, re.MULTILINE)
+    roots = [line for line in found if "See root cause above" not in line and "Engine core init" not in line]
+    return _clean(roots[-1])[:REASON] if roots else ""
+
+
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "the engine answers no longer"
+    return f"the engine died of signal {-code}" if code < 0 else f"the engine ended with code {code}"
