@@ -97,7 +97,7 @@ class Bench:
             kept = error.run.timelines if isinstance(error, (loadgen.TimeLimit, loadgen.GivenUp)) else ()
             bound = error.bound if isinstance(error, loadgen.GivenUp) else None
             reason = f"{error.phase}: {error.reason}{tail}"
-            outcome = replace(outcome, status=error.status, reason=reason, timelines=kept, bound=bound)
+            outcome = replace(outcome, status=error.status, reason=reason, timelines=kept, bound=bound, failure=error.failure)
         return replace(outcome, seconds=clock.seconds)
 
     @contextmanager
@@ -155,7 +155,8 @@ class Bench:
             with clock.phase("quality"):
                 figures = self.quality.check(endpoint, config)
         except EngineError as error:
-            return replace(outcome, status=error.status, reason=f"{error.phase}: {error.reason}")
+            reason = f"{error.phase}: {error.reason}"
+            return replace(outcome, status=error.status, reason=reason, failure=error.failure)
         outcome = replace(outcome, metrics={**outcome.metrics, **figures})
         if self.gate.violation(figures) > 0:
             return replace(outcome, status=Status.QUALITY, reason=self.gate.sentence(figures))

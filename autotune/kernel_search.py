@@ -108,7 +108,12 @@ def prepare(plan: Plan) -> KernelSetting:
 
 
 def tuned(plan: Plan, store: Store) -> Entries:
-    """The table for engines of this plan, kept in the database under its digest so that exports can carry it."""
+    """The table for engines of this plan, kept in the database under its digest so that exports can carry it.
+
+    Only the native engine takes one.
+    """
+    if plan.engine != "native":
+        return {}
     setting = prepare(replace(plan, only="", knobs={}))
     table = setting.table(store)
     if table:

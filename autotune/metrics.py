@@ -17,6 +17,7 @@ COUNTED = (
 """The engine's own counts that are metrics as they are."""
 SHARES = {
     "prefix_hit_rate": ("prefix_hits", "prefix_queries"),
+    "acceptance_rate": ("accepted", "drafted"),
     "kv_peak_fraction": ("kv_peak_tokens", "kv_tokens"),
     "kv_fragmentation": ("kv_empty_slot_steps", "kv_slot_steps"),
     "kv_fragmentation_peak": ("kv_peak_empty_slots", "kv_tokens"),
@@ -142,6 +143,7 @@ METRICS: dict[str, Metric] = {
         Metric("device_allocations", "1", "lower", ".0f", "Blocks that the device allocator handed out in the run."),
         Metric("device_fragmentation", "1", "lower", ".2%", "Share of reserved device memory that no tensor held."),
         Metric("prefix_hit_rate", "1", "higher", ".2%", "Share of looked-up prompt tokens found in the prefix cache."),
+        Metric("acceptance_rate", "1", "higher", ".2%", "Share of drafted tokens that the model accepted."),
         Metric("evictions", "1", "lower", ".0f", "Kept prefix blocks given up for new tokens."),
         Metric("state_evictions", "1", "lower", ".0f", "Kept recurrent states given up, for memory or with blocks."),
         Metric("kv_peak_fraction", "1", "lower", ".2%", "The most of the KV pool that running sequences held at once."),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,6 +82,24 @@ def facts(folder: str | Path) -> Model:
     shards = _shards(folder)
     tensors = {name: tensor for found in shards.values() for name, tensor in found.items()}
     _check_embedding(model, tensors, folder)
+    return _with_weights(model, shards, tensors)
+
+
+def served(folder: str | Path) -> Model:
+    """Facts of a checkpoint of any architecture, for engines that read it themselves. Raises ModelError."""
+    folder = Path(folder)
+    file = folder / "config.json"
+    config = _read_json(file)
+    if config.get("model_type") in MODEL_TYPES:
+        return facts(folder)
+    text = config.get("text_config", config)
+    shards = _shards(folder)
+    tensors = {name: tensor for found in shards.values() for name, tensor in found.items()}
+    count = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    layers, vocab, hidden = (_size(k, text.get(k), str(file)) for k in ("num_hidden_layers", "vocab_size", "hidden_size"))
+    digest = _digest({k: v for k, v in config.items() if k not in UNTRAINED_KEYS})
+    model = Model(f"{config.get('model_type')}-{_short(count)}", digest, "", 0, layers, (), (), vocab, hidden,
+                  int(text.get("n_routed_experts") or 0), 0.0, 0, {"all": count})  # fmt: skip
     return _with_weights(model, shards, tensors)
 
 

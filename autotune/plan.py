@@ -26,13 +26,18 @@ class Plan:
     contains it. ``max_kl`` is nats a token and ``max_perplexity`` a factor, both against the full-width model;
     ``slo`` are constraints such as ``ttft_p99<500ms``, applied to stored requests; ``time`` limits one run of the
     command (``2h``, ``30m``, ``90s``; empty: no limit); ``precision`` above 0 repeats each measurement until its
-    interval is that narrow. ``deadline`` is seconds for one workload run; ``quality_tokens`` is the length of the
+    interval is that narrow. ``engine_command`` is the command that a server's arguments are appended to (empty: its
+    usual name), ``port`` the one it gets where that is free (0: any), ``launch_seconds`` its time until it serves.
+    ``deadline`` is seconds for one workload run; ``quality_tokens`` is the length of the
     held-out text; ``knobs`` pins or limits knobs of the space: ``{name: (allowed values…)}``.
     """
 
     target: str = "engine"
     only: str = ""
     engine: str = "native"
+    engine_command: str = ""
+    port: int = 0
+    launch_seconds: float = 900.0
     model: str = ""
     workload: str = "task"
     objective: str = ""
@@ -63,6 +68,8 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "max_perplexity": (1, 1000),
     "quality_tokens": (64, 10_000_000),
     "deadline": (0.1, 86_400),
+    "launch_seconds": (0.1, 86_400),
+    "port": (0, 65_535),
     "precision": (0, 0.5),
 }
 SECONDS: Mapping[str, float] = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from autotune import engines
 from autotune import model as models
 from autotune.bench import Bench
 from autotune.corpus import PROMPT_SHARE, encoder, read_tokens
@@ -56,23 +57,19 @@ def prepare(plan: Plan, kernels: Entries | None = None) -> Setting:
 
     Raises the one-line errors of each part.
     """
-    _launchable(plan.engine)
+    load(plan.engine)
     folder = Path(plan.model) if plan.model else reference_model()
-    facts = models.facts(folder)
+    facts = models.facts(folder) if plan.engine == "native" else models.served(folder)
     workload = recorded_in(load_workload(plan.workload), encoder(folder, facts.vocab))
     objective = Objective(plan.objective or _usual_objective(workload))
     tokens = read_tokens(folder, facts.vocab)
     cut = int(len(tokens) * PROMPT_SHARE)
     heldout = tokens[cut : cut + plan.quality_tokens]
-    runtime = _runtime(plan.engine, folder, kernels)
+    runtime = _runtime(plan, folder, workload.longest, kernels)
     machine, capabilities = probe(), runtime.capabilities()
-    whole = load(plan.engine).narrow(
-        {
-            **capabilities,
-            **model_facts(facts),
-            **memory_facts(_forecast(plan.engine, facts, machine, int(capabilities["devices"]))),
-            "longest": workload.longest,
-        }
+    memory = _forecast(plan.engine, facts, machine, int(capabilities["devices"])) if plan.engine == "native" else None
+    whole = engines.space(runtime, plan.engine).narrow(
+        {**capabilities, **model_facts(facts), **memory_facts(memory), "longest": workload.longest}
     )
     space = whole.limit(plan.knobs, "the plan's [knobs] leave it out") if plan.knobs else whole
     broken = space.broken(space.default())
@@ -121,15 +118,6 @@ def _forecast(engine: str, model: models.Model, machine: Probe, devices: int) ->
     return forecast(engine, model, found) if found is not None else None
 
 
-def _launchable(engine: str) -> None:
-    load(engine)
-    if engine != "native":
-        raise SpaceError(
-            f"engine {engine} cannot be launched yet; `autotune space --engine {engine} --hardware 4xA100-80GB` shows "
-            "its space"
-        )
-
-
 def make_bench(setting: Setting, store: Store, logs: Path, launches: Launches | None = None) -> Bench:
     """A bench whose quality references and results are cached in ``store``."""
     plan = setting.plan
@@ -151,8 +139,9 @@ def _usual_objective(workload: Workload) -> str:
     return "tasks_per_min" if workload.kind == "task" else "output_tok_s"
 
 
-def _runtime(engine: str, folder: Path, kernels: Entries | None) -> Runtime:
-    _launchable(engine)
+def _runtime(plan: Plan, folder: Path, longest: int, kernels: Entries | None) -> Runtime:
+    if plan.engine != "native":
+        return engines.server(plan, folder, max(longest, SEQUENCE + 1))
     from autotune.runtimes.native import NativeRuntime
 
     return NativeRuntime(folder, kernels=kernels)

@@ -341,6 +341,7 @@ class Tuner:
             bound = self.study.objective.goodness({self.study.objective.metric: outcome.bound})
             counters |= {BOUND: bound} if bound is not None else {}
         about: dict[str, Any] = {"autotune": __version__, "host": host_digest(), "pid": os.getpid()}
+        about |= {"failure": outcome.failure} if outcome.failure else {}
         notes = [*outcome.notes, *([outcome.disturbed] if outcome.disturbed else [])]
         return Trial(
             id=new_id(),

@@ -11,11 +11,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-def load(engine: str) -> Space:
-    """The whole space of an engine, before any narrowing. Raises SpaceError for an unknown engine."""
-    from search_spaces import native, vllm
+def load(engine: str, platform: str = "") -> Space:
+    """The whole space of an engine, before any narrowing. Raises SpaceError for an unknown engine.
 
-    spaces = {"native": native.SPACE, "vllm": vllm.SPACE}
+    ``platform`` picks among the builds of one engine: ``cpu``, else that for GPUs.
+    """
+    from search_spaces import native, vllm, vllm_cpu
+
+    spaces = {"native": native.SPACE, "vllm": vllm_cpu.SPACE if platform == "cpu" else vllm.SPACE}
     if engine not in spaces:
         raise SpaceError(f"unknown engine {engine!r}; engines: {', '.join(spaces)}")
     return spaces[engine]

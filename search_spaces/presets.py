@@ -155,7 +155,7 @@ def starts(space: Space) -> tuple[Preset, ...]:
     domains = {knob.name: knob.domain for knob in space.knobs}
     found = []
     for name, (sentence, wanted) in _STARTS.get(space.engine, {}).items():
-        offered = {k: [v for v in several if domains[k].contains(v)] for k, several in wanted.items()}
+        offered = {k: [v for v in several if k in domains and domains[k].contains(v)] for k, several in wanted.items()}
         if all(offered.values()):
             found.append(Preset(name, space.engine, sentence, {k: several[0] for k, several in offered.items()}))
     return tuple(found)

@@ -21,7 +21,7 @@ LAYERS = (
     ("offer",),
     ("effects", "kernel_search"),
     ("setting", "tune", "report", "exporters"),
-    ("decision", "hints", "race", "guards", "endings"),
+    ("decision", "hints", "race", "guards", "endings", "engines"),
     ("plan", "sampler", "pool", "bench", "kernel_bench", "judge"),
     ("quality", "loadgen", "telemetry", "infeasible", "launches"),
     ("memory",),

@@ -60,7 +60,7 @@ def latest(store: Store, folder: Path, only: Mapping[str, str | None], slos: Seq
     from autotune.decision import TuneError, decided
     from autotune.exporters.gather import gather, plain
 
-    identity = plain(models.facts(folder).identity())
+    identity = plain(models.served(folder).identity())
     fitting = _fitting(store.scenarios(), only)
     mine = [scenario for scenario in fitting if plain(scenario.model) == identity]
     rounds = [

@@ -47,7 +47,10 @@ Example: autotune search --budget 200 --workload task
     "kernels for each operator. [default: 200, kernels 24]",
 )
 @click.option("--model", help="Checkpoint folder. [default: the reference model in the package]")
-@click.option("--engine", help="Engine to tune. [default: native]")
+@click.option("--engine", help="Engine to tune: native or vllm. [default: native]")
+@click.option(
+    "--engine-command", metavar="COMMAND", help="How to run a server, as in 'docker run …' or a path. [default: vllm]"
+)
 @click.option("--workload", help="chat, long, shared, task, or a TOML file. [default: task]")
 @click.option(
     "--objective",

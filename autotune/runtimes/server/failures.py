@@ -6,9 +6,11 @@ Lines are of vLLM 0.32–0.33, its forks, torch, CUDA and the kernel; a text tha
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.outcome import EngineError, Status
+from search_spaces import Value
 
 REASON = 300
 """Characters of a log line that become the reason."""
@@ -52,6 +54,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure("busy_device", Status.BUSY, "another process holds the device's memory; end it or wait"),
     Failure("crash", Status.CRASH, "read the end of the log"),
 )  # fmt: skip
+STEPS = {"oom_load": "load", "oom_profile": "profile", "oom_kv": "kv", "oom_graph": "graphs", "graph_capture": "graphs"}
 BY_NAME = {failure.name: failure for failure in FAILURES}
 
 _FIRST: tuple[tuple[str, str], ...] = (
@@ -91,6 +94,7 @@ _STEPS: tuple[tuple[str, str], ...] = (
     (r"Model loading took|Loading weights took", "oom_profile"),
 )
 """The furthest step that a log shows, last first; what ran out of memory came after it."""
+_REMARK = re.compile(r"\b(DEBUG|INFO|WARNING) \d\d-\d\d |^(INFO|WARNING|DEBUG):|\w*Warning: ")
 _HINTS = (r"estimated maximum model length is ([\d,]+)",)
 
 
@@ -111,11 +115,13 @@ def recognise(text: str, code: int | None = None, serving: bool = False) -> Find
 
     ``code``: its exit code where it has ended, negative for a signal. ``serving``: it had answered requests already.
     """
+    # What an engine merely remarked while it ran is no reason for its end.
+    said = "\n".join(line for line in text.splitlines() if not _REMARK.search(line))
     for name, pattern in _FIRST:
-        line = _line(pattern, text)
+        line = _line(pattern, said)
         if line:
             return Finding(BY_NAME[name], _hinted(line, text))
-    line = _line(_OOM, text)
+    line = _line(_OOM, said)
     if line:
         return Finding(BY_NAME["oom_request" if serving else _step(text)], line)
     if code == -9:
@@ -123,13 +129,14 @@ def recognise(text: str, code: int | None = None, serving: bool = False) -> Find
                        "the kernel killed the engine, most likely for memory")  # fmt: skip
     if code == 2 and "usage:" in text:
         return Finding(BY_NAME["bad_flag"], "the engine refused its command line")
-    return Finding(BY_NAME["crash"], _last_error(text) or _ended(code))
+    return Finding(BY_NAME["crash"], _last_error(said) or _ended(code))
 
 
 def error(finding: Finding, phase: str, tail: str) -> EngineError:
-    """The finding as what launches and requests raise."""
+    """The finding as what launches and requests raise; the phase of a launch is the step that failed, if known."""
     failure = finding.failure
-    found = EngineError(failure.status, phase, finding.sentence(), tail)
+    step = STEPS.get(failure.name, phase) if phase == "launch" else phase
+    found = EngineError(failure.status, step, finding.sentence(), tail)
     found.failure = failure.name
     return found
 
@@ -137,6 +144,25 @@ def error(finding: Finding, phase: str, tail: str) -> EngineError:
 def named(name: str, line: str, phase: str, tail: str = "") -> EngineError:
     """An EngineError of a class that no log line shows (a time-out, a foreign server on the port)."""
     return error(Finding(BY_NAME[name], line), phase, tail)
+
+
+def blamed(found: EngineError, values: Mapping[str, Value]) -> EngineError:
+    """``found`` with the settings of ``values`` that its reason names, as name=value, so that all with them are known
+    to be refused too."""
+    if found.status is not Status.UNSUPPORTED:
+        return found
+    named = [
+        f"{name}={value}"
+        for name, value in values.items()
+        if f"--{name.replace('_', '-')}" in found.reason
+        or (isinstance(value, str) and value != "auto" and re.search(rf"\b{re.escape(value)}\b", found.reason, re.I))
+    ]
+    missing = [text for text in named if text not in found.reason]
+    if not missing:
+        return found
+    told = EngineError(found.status, found.phase, f"{found.reason} [{', '.join(missing)}]", found.tail)
+    told.failure = found.failure
+    return told
 
 
 def _line(pattern: str, text: str) -> str:

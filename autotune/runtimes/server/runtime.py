@@ -15,7 +15,7 @@ from autotune.outcome import EngineError
 from autotune.runtimes.server import failures, memory, ready
 from autotune.runtimes.server.http import STALL_S, Dialect, HttpEndpoint
 from autotune.runtimes.server.process import GRACE_S, Kept
-from search_spaces import Config
+from search_spaces import Config, Space
 
 LAUNCH_S = 900.0
 TRIES = 2
@@ -41,6 +41,8 @@ class Engine(Protocol):
     def version(self) -> Mapping[str, str]: ...
 
     def capabilities(self) -> Mapping[str, Any]: ...
+
+    def offered(self, space: Space) -> Space: ...
 
     def command(self, config: Config, port: int, model: str) -> Command: ...
 
@@ -101,7 +103,7 @@ class ServerRuntime:
                 return self._start(config, log, self.port if attempt == 1 else 0)
             except EngineError as error:
                 if attempt == TRIES or not failures.BY_NAME[error.failure].environment:
-                    raise
+                    raise failures.blamed(error, config) from None
                 time.sleep(min(1.0, self.limits.grace))
         raise AssertionError("unreachable")
 

@@ -1,0 +1,32 @@
+"""Which server a plan means: its runtime from the plan's command, and its space as far as that build offers it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from autotune.plan import Plan
+from autotune.runtimes.base import Runtime
+from autotune.runtimes.server.runtime import Limits, ServerRuntime
+from autotune.runtimes.server.vllm import VLLM
+from search_spaces import Space, SpaceError, load
+
+
+def server(plan: Plan, folder: Path, longest: int) -> ServerRuntime:
+    """The plan's engine on ``folder``; ``longest`` tokens is the longest sequence that it must take."""
+    prefix = shlex.split(plan.engine_command) or [plan.engine]
+    engine = VLLM(prefix, folder, longest)
+    return ServerRuntime(engine, prefix, Limits(launch=plan.launch_seconds), plan.port)
+
+
+def space(runtime: Runtime, engine: str) -> Space:
+    """The engine's whole space, less what the build behind ``runtime`` has not. Raises SpaceError."""
+    if not isinstance(runtime, ServerRuntime):
+        return load(engine)
+    platform = str(runtime.capabilities()["platform"])
+    if platform != "cpu":
+        raise SpaceError(
+            f"{engine} {runtime.version()[engine]} is a build for GPUs, and a search of those has not been tried yet; "
+            f"`autotune space --engine {engine} --hardware 4xA100-80GB` shows its space"
+        )
+    return runtime.engine.offered(load(engine, platform))
