@@ -44,4 +44,4 @@ RULES = (
          and int(c["max_num_batched_tokens"]) < int(facts.get("max_model_len", 0))),
 )  # fmt: skip
 
-SPACE = Space("vllm", KNOBS, RULES, reference={"dtype": "float32", "kv_cache_dtype": "auto"})
+SPACE = Space("vllm", KNOBS, RULES, reference={"dtype": "float32", "kv_cache_dtype": "auto", "enforce_eager": True})

@@ -112,12 +112,10 @@ class State:
             await asyncio.sleep(self.faults["late"]["seconds"])
         async with self.slots:
             await asyncio.sleep(self.prefill(prompt))
-            sent = 0
-            for index in range(wanted):
-                if self.struck("empty"):
-                    break
+            sent, cut = 0, self.struck("cut")
+            for index in range(0 if self.struck("empty") else wanted):
                 await asyncio.sleep(0.002 * self.slowness())
-                if index == wanted // 2 and self.struck("cut"):
+                if cut and index == wanted // 2:
                     return
                 sent += 1
                 self.counts["generation_tokens"] += 1

@@ -89,7 +89,7 @@ _OOM = (
 _STEPS: tuple[tuple[str, str], ...] = (
     (r"Application startup complete|HTTP/1\.1\" 200", "oom_request"),
     (r"Graph capturing finished", "oom_request"),
-    (r"Capturing CUDA graph|Capturing cudagraphs|CUDA ?graph.*(captur|profil)", "oom_graph"),
+    (r"Capturing CUDA graph|Capturing cudagraphs|Profiling CUDA graph|CUDA ?graph.*captur", "oom_graph"),
     (r"KV cache size: |Available KV cache memory|Overriding num_gpu_blocks", "oom_kv"),
     (r"Model loading took|Loading weights took", "oom_profile"),
 )

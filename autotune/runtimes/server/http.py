@@ -13,9 +13,9 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from autotune.runtimes.server import failures
 from autotune.runtimes.server.process import Kept
 from search_spaces import Config
 
+T = TypeVar("T")
 CALL_S = 600.0
 STALL_S = 60.0
 """Seconds without a byte from any request, while some wait, after which the engine hangs."""
@@ -58,7 +59,7 @@ class HttpEndpoint:
         self._kept, self._dialect, self._stall = kept, dialect, stall
         self._effective: Mapping[str, Any] = {}
         self._zero: dict[str, float] = {}
-        self._heard = time.monotonic()
+        self._heard, self._active = time.monotonic(), 0
         self._cpu = 0.0
 
     def settle(self, effective: Mapping[str, Any]) -> None:
@@ -79,10 +80,13 @@ class HttpEndpoint:
                 **self._dialect.body}  # fmt: skip
         waits = aiohttp.ClientTimeout(total=None, sock_connect=10)
         counted = _Count(len(g.prompt))
+        # One that begins alone hears nothing of others; with others under way it must not excuse their silence.
+        self._heard = self._heard if self._active else time.monotonic()
+        self._active += 1
         try:
             async with (
                 aiohttp.ClientSession(timeout=waits) as session,
-                session.post(f"{self.base}/v1/completions", json=body) as answer,
+                await self._patient(session.post(f"{self.base}/v1/completions", json=body)) as answer,
             ):
                 if answer.status != 200:
                     raise RequestError(f"HTTP {answer.status}: {_message(await answer.text())}")
@@ -92,6 +96,8 @@ class HttpEndpoint:
                         yield chunk
         except (aiohttp.ClientError, RequestError, ConnectionError) as error:
             await self._verdict(str(error) or type(error).__name__)
+        finally:
+            self._active -= 1
         wrong = counted.wrong()
         if wrong:
             raise RequestError(wrong)
@@ -104,8 +110,7 @@ class HttpEndpoint:
                 async with asyncio.timeout(self._stall / 4):
                     data = await content.readany()
             except TimeoutError:
-                if self._kept.code() is not None or time.monotonic() - self._heard > self._stall:
-                    raise self._gone(hang=True) from None
+                self._check_silence()
                 continue
             at = self._heard = time.monotonic()
             if not data:
@@ -113,6 +118,22 @@ class HttpEndpoint:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 yield line, at
+
+    async def _patient(self, wait: Awaitable[T]) -> T:
+        """What ``wait`` gives, however long that takes, unless the engine has ended or hangs."""
+        task = asyncio.ensure_future(wait)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=self._stall / 4)
+                if not task.done():
+                    self._check_silence()
+            return task.result()
+        finally:
+            task.cancel()
+
+    def _check_silence(self) -> None:
+        if self._kept.code() is not None or time.monotonic() - self._heard > self._stall:
+            raise self._gone(hang=True)
 
     async def _verdict(self, said: str) -> None:
         """One failed request, or the end of the engine? Raises RequestError or EngineError."""
