@@ -97,7 +97,9 @@ class Bench:
             kept = error.run.timelines if isinstance(error, (loadgen.TimeLimit, loadgen.GivenUp)) else ()
             bound = error.bound if isinstance(error, loadgen.GivenUp) else None
             reason = f"{error.phase}: {error.reason}{tail}"
-            outcome = replace(outcome, status=error.status, reason=reason, timelines=kept, bound=bound, failure=error.failure)
+            outcome = replace(
+                outcome, status=error.status, reason=reason, timelines=kept, bound=bound, failure=error.failure
+            )
         return replace(outcome, seconds=clock.seconds)
 
     @contextmanager

@@ -19,6 +19,8 @@ MODEL_TYPES = ("glm5_next", "glm5_next_text")
 HASHED_BYTES = 256_000_000
 """Files up to this size are identified by their content, larger ones by size and tensor list."""
 CONFIG_BYTES = 16_000_000
+WANTED = ("num_hidden_layers", "vocab_size", "hidden_size")
+"""What every architecture's config.json says."""
 UNTRAINED_KEYS = ("transformers_version", "_name_or_path")
 DEFAULTS: Mapping[str, int] = {
     "vocab_size": 154880, "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 2048,
@@ -96,10 +98,13 @@ def served(folder: str | Path) -> Model:
     shards = _shards(folder)
     tensors = {name: tensor for found in shards.values() for name, tensor in found.items()}
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    layers, vocab, hidden = (_size(k, text.get(k), str(file)) for k in ("num_hidden_layers", "vocab_size", "hidden_size"))
+    layers, vocab, hidden = (
+        _size(k, text.get(k), str(file)) for k in ("num_hidden_layers", "vocab_size", "hidden_size")
+    )
     digest = _digest({k: v for k, v in config.items() if k not in UNTRAINED_KEYS})
     model = Model(f"{config.get('model_type')}-{_short(count)}", digest, "", 0, layers, (), (), vocab, hidden,
-                  int(text.get("n_routed_experts") or 0), 0.0, 0, {"all": count})  # fmt: skip
+                  int(text.get("n_routed_experts") or 0), 0.0, 0, {"all": count},
+                  shapes={"kv_lora_rank": int(text.get("kv_lora_rank") or 0)})  # fmt: skip
     return _with_weights(model, shards, tensors)
 
 

@@ -36,8 +36,8 @@ KEPT_LAUNCH = "kept_launch"
 
 
 class EngineError(Exception):
-    """A launch or a run that failed. ``phase``: launch, or the step of it that failed (load, profile,
-    kv, graphs); warmup, measure or quality; ``tail``: the log's end; ``failure``: the class of a server's failure, else empty."""
+    """A launch or a run that failed. ``phase``: launch, or the step of it that failed (load, profile, kv, graphs);
+    warmup, measure or quality; ``tail``: the log's end; ``failure``: the class of a server's failure, else empty."""
 
     def __init__(self, status: Status, phase: str, reason: str, tail: str = "") -> None:
         super().__init__(f"{phase}: {reason}")

@@ -105,6 +105,7 @@ def model_facts(model: models.Model) -> dict[str, Any]:
         "experts": model.experts,
         "sizes": model.sizes,
         "inputs": model.inputs,
+        "mla": model.shapes.get("kv_lora_rank", 0) > 0,
     }
 
 

@@ -157,6 +157,14 @@ class State:
         return {"choices": [{"text": "", "prompt_logprobs": rows}]}
 
 
+def stat(pid: int) -> str:
+    """The kernel's line on a process; that of a zombie for one that is gone."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text()
+    except OSError:
+        return " Z "
+
+
 def ledger(pid: int | str, amount: int) -> None:
     folder = os.environ.get("FAKE_LEDGER")
     if folder:
@@ -169,7 +177,7 @@ def held(folder: Path) -> int:
     for entry in folder.iterdir():
         if entry.name.startswith("leak-"):
             total += HELD if time.time() < float(entry.read_text()) else 0
-        elif Path("/proc", entry.name).exists() and " Z " not in Path("/proc", entry.name, "stat").read_text():
+        elif " Z " not in stat(int(entry.name)):
             total += int(entry.read_text())
     return total
 
@@ -246,7 +254,9 @@ async def route(state: State, path: str, body: dict[str, Any], writer: asyncio.S
         send(writer, 200, json.dumps({"vllm_config": state.config(), "vllm_env": {}}))
     elif path == "/metrics":
         labels = f'{{engine="0",model_name="{state.name}"}}'
-        send(writer, 200, "".join(f"vllm:{k}_total{labels} {float(v)}\n" for k, v in state.counts.items()), "text/plain")
+        send(
+            writer, 200, "".join(f"vllm:{k}_total{labels} {float(v)}\n" for k, v in state.counts.items()), "text/plain"
+        )
     elif path == "/reset_prefix_cache":
         state.seen.clear()
         send(writer, 200, "")

@@ -73,8 +73,9 @@ _FIRST: tuple[tuple[str, str], ...] = (
                     r"|has no attribute 'cpu_\w+'|static_scaled_fp8_quant|unknown model architecture"
                     r"|Model architectures? .* (is|are) not supported|is not divisible by|must be divisible by"
                     r"|page size is not divisible|[Aa]ll MoE projections need to have same quantization"
-                    r"|compute capability .*not supported|not implemented for architecture|is not supported (for|with|by)"
-                    r"|not supported by the current|sparse not supported|only supported on"),
+                    r"|compute capability .*not supported|not implemented for architecture"
+                    r"|is not supported (for|with|by)"
+                    r"|No common block size for|not supported by the current|sparse not supported|only supported on"),
     ("bad_flag", r"error: unrecognized arguments|error: argument .*: (invalid|expected)|invalid choice"
                  r"|the following arguments are required|error: ambiguous option|error while handling argument"),
     ("oom_kv", r"No available memory for the cache blocks|KV cache is needed, which is larger than"

@@ -11,7 +11,7 @@ import psutil
 
 PATIENCE_S = 30.0
 HOST_SLACK = 0.05
-"""Share of the host's memory by which other programs may grow between two launches."""
+"""Share of the host's memory by which others' shared memory may grow between two launches."""
 DEVICE_SLACK = 512 << 20
 QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 
@@ -43,15 +43,17 @@ class Baseline:
 
 
 def machine() -> Baseline:
-    """The GPUs' memory where there are any, else the host's."""
+    """The GPUs' memory where there are any, else the host's shared memory.
+
+    An ended process has given back its own memory; the segments that it shared stay when it was killed.
+    """
     if _gpus() is not None:
         return Baseline(lambda: _gpus() or 0, DEVICE_SLACK)
-    return Baseline(_host, int(HOST_SLACK * psutil.virtual_memory().total))
+    return Baseline(_shared, int(HOST_SLACK * psutil.virtual_memory().total))
 
 
-def _host() -> int:
-    memory = psutil.virtual_memory()
-    return int(memory.total - memory.available)
+def _shared() -> int:
+    return int(getattr(psutil.virtual_memory(), "shared", 0))
 
 
 @cache

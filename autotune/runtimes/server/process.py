@@ -161,8 +161,6 @@ class Kept:
             with contextlib.suppress(psutil.Error):
                 # A process that renames itself overwrites its environment, but not the time at which it began.
                 known = self._seen.get(process.pid) == process.create_time()
-                if process.status() != psutil.STATUS_ZOMBIE and (
-                    known or process.environ().get(MARKER) == self._mark
-                ):
+                if process.status() != psutil.STATUS_ZOMBIE and (known or process.environ().get(MARKER) == self._mark):
                     found.append(process)
         return found

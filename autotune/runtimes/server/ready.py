@@ -7,6 +7,7 @@ import json
 import socket
 import time
 
+from autotune.outcome import EngineError
 from autotune.runtimes.server import failures
 from autotune.runtimes.server.process import Kept
 
@@ -55,7 +56,7 @@ def wait(kept: Kept, port: int, model: str, seconds: float, local: bool = True) 
         time.sleep(POLL_S)
 
 
-def ended(kept: Kept, code: int) -> failures.EngineError:
+def ended(kept: Kept, code: int) -> EngineError:
     """Why a launch ended, from its log."""
     if kept.refusal:
         return failures.named("unsupported", f"the engine's command cannot be run: {kept.refusal}", "launch")

@@ -68,7 +68,7 @@ class ServerRuntime:
         self,
         engine: Engine,
         prefix: Sequence[str],
-        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        limits: Limits = Limits(),
         port: int = 0,
         baseline: memory.Baseline | None = None,
     ) -> None:
@@ -115,9 +115,7 @@ class ServerRuntime:
         try:
             local = Path(self.prefix[0]).name not in REMOTE
             ready.wait(kept, port, model, self.limits.launch, local)
-            endpoint = HttpEndpoint(
-                kept, f"http://{ready.HOST}:{port}", model, self.engine.dialect, self.limits.stall
-            )
+            endpoint = HttpEndpoint(kept, f"http://{ready.HOST}:{port}", model, self.engine.dialect, self.limits.stall)
             endpoint.settle(self.engine.effective(endpoint, kept.text()))
         except BaseException:
             self._held += kept.stop()
@@ -127,7 +125,9 @@ class ServerRuntime:
     def _clear(self) -> None:
         """Nothing of ours may run any more, and its memory must be back, before anything is launched."""
         if self._held:
-            raise failures.named("busy_device", f"processes {self._held} of an earlier launch cannot be ended", "launch")
+            raise failures.named(
+                "busy_device", f"processes {self._held} of an earlier launch cannot be ended", "launch"
+            )
         over = self._baseline.excess()
         if over:
             line = f"{over / 2**20:.0f} MiB more are in use than before the first launch"

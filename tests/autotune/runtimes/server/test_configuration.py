@@ -64,7 +64,9 @@ def test_what_a_build_lacks_is_left_out_with_the_reason_and_never_passed(tmp_pat
     engine.__dict__["build"] = discover.parse("0.31.0+cpu", HELP.replace("float32", "other"))
     space = engine.offered(SPACE)
     reasons = {(r.knob, r.value): r.reason for r in space.removals}
-    assert reasons["chunked_prefill", False] == "this build (0.31.0+cpu) has no --enable-chunked-prefill; it is not passed"
+    assert (
+        reasons["chunked_prefill", False] == "this build (0.31.0+cpu) has no --enable-chunked-prefill; it is not passed"
+    )
     assert "--dtype takes auto, bfloat16" in reasons["dtype", "float32"]
     assert {k.name for k in space.free()} == {"block_size", "prefix_caching", "max_num_seqs"}
     command = engine.command(space.default(), 8000, "")
@@ -120,10 +122,11 @@ def test_gpu_facts_are_read_from_the_log() -> None:
     log = (
         "INFO 12-01 [cuda.py:1] Using TRITON_MLA_SPARSE attention backend out of potential backends: ['A', 'B'].\n"
         "INFO 12-01 [x] Model loading took 22.91 GiB memory and 40.123456 seconds\n"
-        "INFO 12-01 [x] Available KV cache memory: 31.20 GiB\nINFO 12-01 [x] Setting attention block size to 1152 tokens\n"
+        "INFO 12-01 [x] Available KV cache memory: 31.20 GiB\n"
+        "INFO 12-01 [x] Setting attention block size to 1152 tokens\n"
         "INFO 12-01 [x] Padding mamba page size by 3.14%\n"
         "(EngineCore) INFO [x] GPU KV cache size: 1,180,000 tokens, Maximum concurrency for 262144 tokens: 4.50x\n"
-        "INFO 12-01 [x] Using configuration from /fused_moe/configs/E=64,N=1408,device_name=NVIDIA_A100.json for MoE layer.\n"
+        "INFO 12-01 [x] Using configuration from /fused_moe/E=64,N=1408,device_name=NVIDIA_A100.json for MoE layer.\n"
         "INFO 12-01 [x] Graph capturing finished in 12 secs, took 0.90 GiB\n"
     )
     found = read_back({"compilation_config": {"cudagraph_mode": [2, 1]}}, log)

@@ -7,7 +7,9 @@ import pytest
 from autotune.outcome import Status
 from autotune.runtimes.server.failures import BY_NAME, FAILURES, blamed, error, recognise
 
-LOADED = "(Worker pid=9) INFO 12-01 12:24:54 [gpu_model_runner.py:5] Model loading took 22.9 GiB memory and 40.1 seconds\n"
+LOADED = (
+    "(Worker pid=9) INFO 12-01 12:24:54 [gpu_model_runner.py:5] Model loading took 22.9 GiB memory and 40.1 seconds\n"
+)
 PROFILED = LOADED + "INFO 12-01 12:24:55 [gpu_worker.py:7] Available KV cache memory: 31.2 GiB\n"
 SIZED = PROFILED + "INFO 12-01 12:24:55 [kv.py:7] GPU KV cache size: 65,536 tokens, Maximum concurrency: 64.00x\n"
 CAPTURING = SIZED + "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  12%|█ | 4/35\n"
@@ -33,28 +35,29 @@ RECORDED = [
     ("unsupported", "RuntimeError: size_n = 2736 is not divisible by tile_n_size = 64"),
     ("unsupported", "NotImplementedError: The page size of the layer is not divisible by the maximum page size."),
     ("unsupported", "ValueError: All MoE projections need to have same quantization scheme but found multiple"),
+    ("unsupported", "RuntimeError: Worker failed: 'No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).'"),
     ("unsupported", "llama_model_load: error loading model: unknown model architecture: 'glm5next'"),
     ("unsupported", "error: LLAMA_SPLIT_MODE_TENSOR not implemented for architecture 'glm5-next'"),
-    ("bad_flag", "usage: vllm serve [model_tag] [options]\nvllm serve: error: argument --block-size: invalid int value"),
+    ("bad_flag", "usage: vllm serve [model_tag] [options]\nvllm serve: error: argument --block-size: expected one"),
     ("bad_flag", "vllm: error: unrecognized arguments: --page-size 16"),
     ("bad_flag", "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'fp4' (choose from auto, fp8)"),
     ("port", "OSError: [Errno 98] Address already in use"),
-    ("port", "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000): address already in use"),
-    ("busy_device", "ValueError: Free memory on device cuda:0 (1.2/79.15 GiB) on startup is less than desired GPU memory "
-     "utilization (0.95, 75.19 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."),
+    ("port", "ERROR:    [Errno 98] error while attempting to bind on address: address already in use"),
+    ("busy_device", "ValueError: Free memory on device cuda:0 (1.2/79.15 GiB) on startup is less than desired GPU "
+     "memory utilization (0.95, 75.19 GiB). Decrease GPU memory utilization."),
     ("oom_load", OOM),
     ("oom_profile", LOADED + OOM),
     ("oom_kv", PROFILED + OOM),
-    ("oom_kv", LOADED + "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."),
+    ("oom_kv", LOADED + "ValueError: No available memory for the cache blocks."),
     ("oom_kv", LOADED + "ValueError: To serve at least one request with the model's max seq len (131072), (9.0 GiB KV "
-     "cache is needed, which is larger than the available KV cache memory (4.1 GiB). Based on the available memory, the "
-     "estimated maximum model length is 59712."),
-    ("oom_kv", "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token."),
+     "cache is needed, which is larger than the available KV cache memory (4.1 GiB). Based on the available memory, "
+     "the estimated maximum model length is 59712."),
+    ("oom_kv", "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available for a single token."),
     ("oom_graph", CAPTURING + OOM),
     ("oom_graph", SIZED + "INFO Profiling CUDA graph memory: PIECEWISE=3\n" + OOM),
     ("oom_request", READY + OOM),
     ("oom_request", SIZED + "INFO 12-01 12:24:56 Graph capturing finished in 12 secs, took 0.90 GiB\n" + OOM),
-    ("oom_load", "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+    ("oom_load", "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
     ("graph_capture", CAPTURING + "RuntimeError: CUDA error: operation not permitted when stream is capturing"),
     ("device_fault", READY + "RuntimeError: CUDA error: an illegal memory access was encountered"),
     ("device_fault", "NVRM: Xid (PCI:0000:3b:00): 31, pid=77, name=VLLM::Worker, Ch 00000010, MMU Fault"),
@@ -68,7 +71,7 @@ RECORDED = [
 def test_recorded_lines_have_their_class(name: str, text: str) -> None:
     found = recognise(text, 1)
     assert found.failure.name == name
-    assert found.line and found.line in text.replace("(EngineCore pid=3) ", "") or "estimated maximum" in found.line
+    assert found.line.split(" (estimated")[0] in text
 
 
 def test_every_class_has_a_next_step_and_a_status() -> None:

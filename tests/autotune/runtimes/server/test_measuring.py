@@ -17,7 +17,9 @@ from search_spaces import load
 
 SPACE = load("vllm", "cpu").narrow({"longest": 512, "max_model_len": 512, "cpu_flags": ()})
 SOURCE = [(i * i * 31 + i * 7) % VOCABULARY for i in range(5000)]
-LOAD = replace(load_workload("chat"), conversations=20, concurrency=10, prompt=(20, 40), output=(6, 6), warmup=1, slo={})
+LOAD = replace(
+    load_workload("chat"), conversations=20, concurrency=10, prompt=(20, 40), output=(6, 6), warmup=1, slo={}
+)
 
 
 def measure(runtime, logs: Path, seed: int = 0, deadline: float = 20.0, load=LOAD, **knobs) -> Outcome:
@@ -31,7 +33,7 @@ def test_a_healthy_run_has_counts_that_agree(serve, tmp_path: Path) -> None:
     assert outcome.counters["generated"] == 120 == sum(t.output_tokens for t in outcome.timelines)
     assert outcome.effective["kv_tokens"] == 8192 and outcome.effective["block_size"] == 128
     assert set(SPACE.default()) <= set(outcome.effective)
-    assert 0 < outcome.metrics["client_cpu_fraction"] and outcome.metrics["engine_cpu_s"] >= 0
+    assert outcome.metrics["client_cpu_fraction"] > 0 and outcome.metrics["engine_cpu_s"] >= 0
 
 
 def test_more_sequences_at_once_are_faster(serve, tmp_path: Path) -> None:
