@@ -87,6 +87,8 @@ class Bench:
             with ExitStack() as stack:
                 with clock.phase("launch"):
                     endpoint, shared = stack.enter_context(self._running(config, self.logs / f"{name}.log", fresh))
+                # Kept for what fails or is given up later, too.
+                outcome = replace(outcome, effective=dict(endpoint.effective()))
                 outcome = self._run(endpoint, config, seed, clock, watch)
                 if shared:
                     outcome = replace(

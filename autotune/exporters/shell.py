@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.exporters.base import Export, ExportError
 from autotune.runtimes.native.runtime import serve_command
+from autotune.runtimes.server.vllm import arguments
+from search_spaces import load
 
 ENVIRONMENT = {"native": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}}
 """What must be set before an engine's process starts, as it was when the configuration was measured."""
@@ -20,14 +23,36 @@ class Shell:
 
     def render(self, export: Export) -> dict[str, str]:
         """See `Exporter`. Raises ExportError for a NUL character, which no command line can hold."""
-        words = serve_command(export.folder, export.config, export.engine, export.kernels)
+        if export.engine == "vllm":
+            words, environment = _vllm(export)
+        else:
+            words = serve_command(export.folder, export.config, export.engine, export.kernels)
+            environment = ENVIRONMENT.get(export.engine, {})
         if any("\0" in word for word in words):
             raise ExportError("a shell script cannot hold the NUL character in this export; use --to json")
-        pairs = zip(words[2::2], words[3::2], strict=True)
-        command = " \\\n  ".join(["exec autotune serve", *(f"{flag} {shlex.quote(word)}" for flag, word in pairs)])
+        command = " \\\n  ".join([f"exec {words[0]} {words[1]}", *_lines(words[2:])])
         lines = ["#!/bin/sh", *(f"# {line}" for line in _evidence(export)), "set -eu"]
-        lines += [f"export {name}={value}" for name, value in ENVIRONMENT.get(export.engine, {}).items()]
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         return {"serve.sh": "\n".join(lines) + "\n" + command + ' "$@"\n'}
+
+
+def _vllm(export: Export) -> tuple[list[str], dict[str, str]]:
+    """vLLM's own command, with the longest sequence that it was measured with."""
+    platform = "cpu" if "cpu" in str(export.engine_build.get("vllm", "")) else "gpu"
+    knobs = {knob.name: knob for knob in load("vllm", platform).knobs}
+    words, environment = arguments(export.config, knobs)
+    if "max_model_len" not in export.config and "max_model_len" in export.effective:
+        words += ["--max-model-len", str(export.effective["max_model_len"])]
+    return ["vllm", "serve", export.folder, *words], environment
+
+
+def _lines(words: Sequence[str]) -> list[str]:
+    """Quoted words, each flag together with its value."""
+    lines: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        follows = before.startswith("--") and not word.startswith("--")
+        lines[-1:] = [f"{lines[-1]} {shlex.quote(word)}"] if follows else [*lines[-1:], shlex.quote(word)]
+    return lines
 
 
 def _evidence(export: Export) -> list[str]:

@@ -1,6 +1,6 @@
 """A real search of a real vLLM on a GLM-4 checkpoint made here: what ran is what was asked, and knobs matter.
 
-Needs ``VLLM_COMMAND`` (`scripts/vllm_cpu.sh` makes one); a launch takes half a minute.
+Needs ``TEST_VLLM_COMMAND`` (`scripts/vllm_cpu.sh` makes one); a launch takes half a minute.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from autotune.judge import BOUND
 from autotune.setting import reference_model
 from tuning_db import Trial, open_store
 
-COMMAND = os.environ.get("VLLM_COMMAND", "")
-pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not COMMAND, reason="VLLM_COMMAND names no vLLM")]
+COMMAND = os.environ.get("TEST_VLLM_COMMAND", "")
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not COMMAND, reason="TEST_VLLM_COMMAND names no vLLM")]
 WORKLOAD = """
 name = "prefixed"
 sentence = "Short answers behind a long common prefix, eight at once."
@@ -106,10 +106,10 @@ def test_what_ran_is_what_was_asked(searched) -> None:
     assert {trial.status for trial in trials} <= {"ok", "pruned"}
     assert len({trial.config_key for trial in trials}) == 6
     for trial in trials:
-        if trial.status == "pruned":
-            continue
         assert dict(trial.config).items() <= dict(trial.effective).items()
         assert trial.effective["kv_tokens"] > 0 and trial.effective["max_model_len"] >= 513
+        if trial.status == "pruned":
+            continue
         assert trial.counters["preemptions"] == 0 and trial.counters["prefix_queries"] > 0
         assert ("prefix_hit_rate" in trial.metrics) and trial.metrics["client_cpu_fraction"] < 0.8
         assert trial.config["prefix_caching"] or trial.counters["prefix_hits"] == 0

@@ -10,6 +10,7 @@ import pytest
 from contracts.exporter import HOSTILE, ExporterContract, an_export
 
 from autotune.exporters import Export, Exporter, ExportError, exporter
+from search_spaces import load
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "serve.sh"
 
@@ -48,6 +49,21 @@ def test_it_starts_exactly_the_configuration(text: str, tmp_path: Path) -> None:
     assert "prefix_reuse=true" in words and "bits_experts=4" in words and "attention=sparse" in words
     assert words.count("--set") == len(export.config)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_server_of_another_project_is_started_by_its_own_command(tmp_path: Path) -> None:
+    config = load("vllm", "cpu").complete({"max_num_seqs": 8, "prefix_caching": False})
+    export = replace(an_export(folder="my model"), engine="vllm", engine_build={"vllm": "0.32.0+cpu"}, config=config,
+                     effective={"max_model_len": 513})  # fmt: skip
+    text = exporter("shell").render(export)["serve.sh"]
+    (tmp_path / "vllm").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    (tmp_path / "vllm").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", text, "sh", "--port", "1"], capture_output=True, env=path, check=True, text=True)
+    words = done.stdout.split("\0")[:-1]
+    assert words[:2] == ["serve", "my model"] and words[-4:] == ["--max-model-len", "513", "--port", "1"]
+    assert "--no-enable-prefix-caching" in words and words[words.index("--max-num-seqs") + 1] == "8"
+    assert "--enable-chunked-prefill" in words and "--no-enforce-eager" in words
 
 
 def test_a_kept_default_is_said() -> None:
