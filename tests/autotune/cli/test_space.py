@@ -71,7 +71,13 @@ def test_one_clear_line_for_what_cannot_be(words, said):
     assert found.exit_code == 2 and said in found.stderr, found.output
 
 
-def test_vllm_cannot_be_searched_yet():
-    found = CliRunner().invoke(main, ["search", "--engine", "vllm", "--dry-run"])
-    assert found.exit_code == 2
-    assert "engine vllm cannot be launched yet" in found.stderr
+def test_a_vllm_that_is_not_there_or_not_for_this_machine_is_named(tmp_path):
+    words = ["search", "--engine", "vllm", "--dry-run", "--engine-command"]
+    found = CliRunner().invoke(main, [*words, "/no/such/vllm"])
+    assert found.exit_code == 1 and "/no/such/vllm: No such file" in found.stderr
+    build = tmp_path / "vllm"
+    flags = "\\n".join(f"  --{name} X" for name in ("a", "b", "c", "d", "e"))
+    build.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 0.33.0 || printf "options:\\n{flags}\\n"\n')
+    build.chmod(0o755)
+    found = CliRunner().invoke(main, [*words, f"env {build}"])
+    assert found.exit_code == 2 and "vllm 0.33.0 is a build for GPUs" in found.stderr
