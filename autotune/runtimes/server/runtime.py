@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.outcome import EngineError
+from autotune.outcome import EngineError, Status
 from autotune.runtimes.server import failures, memory, ready
 from autotune.runtimes.server.http import STALL_S, Dialect, HttpEndpoint
 from autotune.runtimes.server.process import GRACE_S, Kept
@@ -102,7 +102,7 @@ class ServerRuntime:
             try:
                 return self._start(config, log, self.port if attempt == 1 else 0)
             except EngineError as error:
-                if attempt == TRIES or not failures.BY_NAME[error.failure].environment:
+                if attempt == TRIES or error.status is not Status.BUSY:
                     raise failures.blamed(error, config) from None
                 time.sleep(min(1.0, self.limits.grace))
         raise AssertionError("unreachable")

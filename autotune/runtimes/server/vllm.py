@@ -15,7 +15,8 @@ from autotune.runtimes.server import discover, failures
 from autotune.runtimes.server.http import Dialect, HttpEndpoint
 from autotune.runtimes.server.ready import HOST
 from autotune.runtimes.server.runtime import Command
-from search_spaces import Config, Knob, Space, Value
+from search_spaces import Config, Knob, Space, SpaceError, Value
+from search_spaces.vllm import FORK
 
 DIALECT = Dialect(
     body={"return_token_ids": True},
@@ -142,7 +143,7 @@ class VLLM:
     def effective(self, endpoint: HttpEndpoint, log: str) -> Mapping[str, Any]:
         """Every knob that the server reports, under our name, and facts of memory, backend and graphs."""
         info = json.loads(endpoint.ask("/server_info?config_format=json"))
-        return read_back(info["vllm_config"], log)
+        return read_back(info.get("vllm_config", {}), log)
 
 
 def arguments(values: Mapping[str, Value], knobs: Mapping[str, Knob]) -> tuple[list[str], dict[str, str]]:
@@ -167,11 +168,22 @@ def arguments(values: Mapping[str, Value], knobs: Mapping[str, Knob]) -> tuple[l
             words.append(flag if value else discover.no(flag))
         else:
             words += [flag, str(value)]
-    if tables.get("--speculative-config", {}).get("method") == "none":
-        del tables["--speculative-config"]
+    _speculation(tables, values)
+    if values.get("attention_backend") == FORK:  # without it the forks' backend refuses this model
+        tables.setdefault("--attention-config", {})["sparse_mla_force_mqa"] = True
     for flag, table in tables.items():
         words += [flag, json.dumps(table, sort_keys=True)]
     return words, environment
+
+
+def _speculation(tables: dict[str, dict[str, Any]], values: Mapping[str, Value]) -> None:
+    """No table where nobody drafts; a draft length by batch as ranges: all of it alone, two tokens in company."""
+    table = tables.get("--speculative-config", {})
+    if table.get("method") == "none":
+        del tables["--speculative-config"]
+    elif table.pop("num_speculative_tokens_per_batch_size", False):
+        ranges = [[1, 1, values["spec_k"]], [2, values["max_num_seqs"], 2]]
+        table["num_speculative_tokens_per_batch_size"] = ranges
 
 
 Special = Callable[[Value], tuple[list[str], dict[str, str]]]
@@ -181,13 +193,24 @@ def _unless_zero(flag: str) -> Special:
     return lambda value: ([flag, str(value)] if value else [], {})
 
 
+def _zero_alone(name: str, why: str) -> Special:
+    """For a knob that cannot be passed yet: 0 means that it is not there, and anything else is refused, not ignored."""
+
+    def refuse(value: Value) -> tuple[list[str], dict[str, str]]:
+        if value:
+            raise SpaceError(f"{name}={value} cannot be passed to vLLM: {why}; pin it to 0 in the plan's [knobs]")
+        return [], {}
+
+    return refuse
+
+
 SPECIAL: Mapping[str, Special] = {
     "checkpoint": lambda value: ([], {}),  # the served folder itself
     "kv_cache_mib": lambda value: (["--kv-cache-memory-bytes", str(int(value) << 20)], {}),
     "block_size": _unless_zero("--block-size"),
     "long_prefill": _unless_zero("--long-prefill-token-threshold"),
-    "kv_cap": lambda value: ([], {}),  # in blocks, whose size is known only once it runs
-    "pp_last_fewer": lambda value: ([], {}),
+    "kv_cap": _zero_alone("kv_cap", "vLLM counts it in blocks, whose size is known only once it runs"),
+    "pp_last_fewer": _zero_alone("pp_last_fewer", "it needs the number of layers of each stage"),
     "allreduce": lambda value: (["--disable-custom-all-reduce"] if value == "nccl" else [], {}),
     "shared_expert_stream": lambda value: ([], {} if value else {"VLLM_DISABLE_SHARED_EXPERTS_STREAM": "1"}),
     "nccl_ring": lambda value: ([], {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"} if value else {}),

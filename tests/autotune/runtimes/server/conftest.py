@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from contracts import fake_vllm
 
+from autotune.runtimes.server.discover import Build
 from autotune.runtimes.server.memory import Baseline
 from autotune.runtimes.server.runtime import Limits, ServerRuntime
 from autotune.runtimes.server.vllm import VLLM
@@ -28,14 +29,22 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def build() -> Build:
+    """What the fake says of itself; asked once, which is what takes longest."""
+    return VLLM(FAKE, Path("model"), 512).build
+
+
 @pytest.fixture
-def serve(ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+def serve(ledger: Path, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
     """A runtime whose server has ``faults``; ``limits`` are short."""
 
     def make(*faults: dict[str, Any], port: int = 0, patience: float = 3.0, **limits: float) -> ServerRuntime:
         monkeypatch.setenv("FAKE_FAULTS", json.dumps(faults))
         short = Limits(**{"launch": 10.0, "grace": 0.5, "stall": 2.0, **limits})
         baseline = Baseline(lambda: fake_vllm.held(ledger), 0, patience)
-        return ServerRuntime(VLLM(FAKE, tmp_path / "model", 512), FAKE, short, port, baseline)
+        engine = VLLM(FAKE, tmp_path / "model", 512)
+        engine.__dict__["build"] = build
+        return ServerRuntime(engine, FAKE, short, port, baseline)
 
     return make
