@@ -42,6 +42,7 @@ def scenario_row(scenario: Scenario, now: float) -> Values:
         "measured_key": scenario.measured_key,
         "hardware_key": scenario.hardware.key,
         **parts,
+        **{name: getattr(scenario, name) for name in ("engine_key", "model_key", "workload_key", "subject_key")},
         "created_at": now,
     }
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Counts released schemas; kept in the file so that an older tool can say that a file is too new for it."""
 
 APPLICATION_ID = 0x61747564
@@ -69,6 +69,11 @@ scenarios = Table(
     Column("workload", Json, nullable=False),
     Column("objective", Json, nullable=False),
     Column("created_at", Double, nullable=False),
+    # The defaults are what SQLite needs to add a column to rows that are there.
+    Column("engine_key", Key, nullable=False, server_default=""),
+    Column("model_key", Key, nullable=False, server_default=""),
+    Column("workload_key", Key, nullable=False, server_default=""),
+    Column("subject_key", Key, nullable=False, server_default="", index=True),
 )
 
 trials = Table(
@@ -93,6 +98,7 @@ trials = Table(
     Column("counted", Boolean, nullable=False),
 )
 Index(None, trials.c.scenario_key, trials.c.stage, trials.c.id)
+Index("ix_trials_status_ended_at", trials.c.status, trials.c.ended_at)
 _once = and_(trials.c.stage == "search", trials.c.counted)
 Index(
     "uq_trials_counted_search",
@@ -101,6 +107,17 @@ Index(
     unique=True,
     sqlite_where=_once,
     postgresql_where=_once,
+)
+
+claims = Table(
+    "claims",
+    metadata,
+    Column("scenario_key", Key, ForeignKey("scenarios.key", ondelete="CASCADE"), primary_key=True),
+    Column("slot", Key, primary_key=True),
+    Column("token", Key, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("leased_until", Double, nullable=False),
 )
 
 samples = Table(

@@ -6,6 +6,7 @@ Nothing here overwrites, renames or converts a file that is not ours: its header
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shlex
 import sqlite3
@@ -87,34 +88,102 @@ def connect(path: Path, readonly: bool = False) -> Engine:
 
 
 def open_path(path: Path, readonly: bool) -> Engine:
-    """An engine on the file at ``path``, created with its tables if missing and not ``readonly``. Raises StoreError."""
+    """An engine on the file at ``path``, created with its tables if missing and not ``readonly``. Raises StoreError.
+
+    A file of an older schema is first copied beside itself and then brought up to date, for a reader too.
+    """
     if readonly:
         if not path.is_file():
             raise StoreError(
                 f"there is no tuning database at {path}; run `autotune search` first, or name one with --db"
             )
-        if check(path) == 0:
+        version = check(path)
+        if version == 0:
             raise StoreError(f"tuning database {path} has no tables yet; run `autotune search` first")
+        if version < SCHEMA_VERSION:
+            _upgrade_for_reading(path, version)
         return connect(path, readonly=True)
     with locked(path):
         warn_if_network(path)
-        new = prepare(path)
+        version = prepare(path)
         engine = connect(path)
         try:
             use_wal(engine, path)
-            if new:
-                from tuning_db.migrate import create  # Alembic takes longer to import than the rest of an open
-
-                with engine.connect().execution_options(write=True) as connection, connection.begin():
-                    create(connection)
+            if version < SCHEMA_VERSION:
+                _bring_up_to_date(engine, path, version)
         except exc.SQLAlchemyError as error:
             engine.dispose()
             raise explain(getattr(error, "orig", None) or error, path) from error
     return engine
 
 
-def prepare(path: Path) -> bool:
-    """Check the file, creating an empty one if there is none; True when it still needs its tables. Hold `locked`.
+def _bring_up_to_date(engine: Engine, path: Path, version: int) -> None:
+    from tuning_db import migrate  # Alembic takes longer to import than the rest of an open
+
+    if version:
+        kept = copy(path, free_name(path, f"schema{version}"))
+        warnings.warn(
+            f"tuning database {path} had schema {version} and now has {SCHEMA_VERSION}; {kept.name} beside it is a "
+            "copy of what it was",
+            StoreWarning,
+            stacklevel=2,
+        )
+    with engine.connect().execution_options(write=True) as connection, connection.begin():
+        migrate.upgrade(connection) if version else migrate.create(connection)
+
+
+def _upgrade_for_reading(path: Path, version: int) -> None:
+    try:
+        open_path(path, readonly=False).dispose()
+    except StoreError as error:
+        raise StoreError(
+            f"tuning database {path} has schema {version}, this tool reads {SCHEMA_VERSION}, and it cannot be brought "
+            f"up to date where it lies; copy it to a folder of yours and name the copy with --db ({error})"
+        ) from error
+
+
+def copy(path: Path, target: Path) -> Path:
+    """A consistent copy of a database that others may be writing to, private and on the disk. Raises StoreError.
+
+    Refuses to overwrite; a copy cut short leaves no ``target``.
+    """
+    half = target.with_name(target.name + ".part")
+    try:
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        half.unlink(missing_ok=True)
+        os.close(os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError as error:
+        raise StoreError(f"{target} exists already and was left as it is; name another file") from error
+    except OSError as error:
+        raise _refused(target, error) from error
+    try:
+        source, into = sqlite3.connect(_uri(path, True), uri=True, timeout=BUSY_SECONDS), sqlite3.connect(half)
+        try:
+            source.backup(into)
+            into.execute("PRAGMA journal_mode=DELETE")  # one file, complete without a log beside it
+        finally:
+            source.close()
+            into.close()
+        half.replace(target)
+    except BaseException as error:
+        half.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
+        if isinstance(error, sqlite3.Error):
+            raise explain(error, target) from error
+        raise
+    return target
+
+
+def free_name(path: Path, word: str) -> Path:
+    """A name beside ``path`` that says what is kept there and since when, such as ``tuning.db.schema1-…Z``."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    first = path.with_name(f"{path.name}.{word}-{stamp}")
+    numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return first if not first.exists() else next(name for name in numbered if not name.exists())
+
+
+def prepare(path: Path) -> int:
+    """Check the file, creating an empty one if there is none; the schema version as of `check`. Hold `locked`.
 
     Raises StoreError for a directory, a foreign, damaged or newer file, and one that cannot be written.
     """
@@ -126,7 +195,7 @@ def prepare(path: Path) -> bool:
         if _has_log(path):
             raise damaged(path, "it is empty although its -wal file is not")
         _mark(path)
-    return check(path, readonly=False) == 0
+    return check(path, readonly=False)
 
 
 def check(path: Path, readonly: bool = True) -> int:

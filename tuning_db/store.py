@@ -27,6 +27,18 @@ def default_path() -> Path:
     return platformdirs.user_data_path("autotune", appauthor=False) / "tuning.db"
 
 
+def located(url: str | Path | None) -> Path | str:
+    """The file that a path or ``sqlite:///path`` names, or a PostgreSQL URL as it is. Raises StoreError."""
+    text = str(default_path() if url is None else url)
+    if text.startswith(("postgresql:", "postgres:", "postgresql+psycopg:")):
+        return text
+    if text.startswith("sqlite:"):
+        text = text.removeprefix("sqlite:").removeprefix("//").removeprefix("/")
+    if "://" in text or text in ("", ":memory:"):
+        raise StoreError(f"{text!r} is neither a file nor a postgresql:// URL; give --db a path such as ./tuning.db")
+    return Path(text).expanduser()
+
+
 class Store:
     """An open tuning database. Safe for threads; each process opens its own. Every method may raise StoreError."""
 
@@ -38,19 +50,12 @@ class Store:
     @classmethod
     def open(cls, url: str | Path | None = None, *, readonly: bool = False) -> Self:
         """Open a file path, ``sqlite:///path`` or ``postgresql://…``; a missing database is created unless readonly."""
-        text = str(default_path() if url is None else url)
-        if text.startswith(("postgresql:", "postgres:", "postgresql+psycopg:")):
-            engine = postgres.open_url(text, readonly)
-            return cls(engine, postgres.shown(text), lambda error: postgres.explain(error, text))
-        if text.startswith("sqlite:"):
-            text = text.removeprefix("sqlite:").removeprefix("//").removeprefix("/")
-        if "://" in text or text in ("", ":memory:"):
-            raise StoreError(
-                f"{text!r} is neither a file nor a postgresql:// URL; give --db a path such as ./tuning.db"
-            )
-        path = Path(text).expanduser()
-        engine = sqlite_file.open_path(path, readonly)
-        return cls(engine, str(path), lambda error: sqlite_file.explain(error, path))
+        where = located(url)
+        if isinstance(where, str):
+            engine = postgres.open_url(where, readonly)
+            return cls(engine, postgres.shown(where), lambda error: postgres.explain(error, where))
+        engine = sqlite_file.open_path(where, readonly)
+        return cls(engine, str(where), lambda error: sqlite_file.explain(error, where))
 
     def __enter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ COMMANDS = {
     "query": "autotune.cli.query",
     "show": "autotune.cli.query",
     "effects": "autotune.cli.effects",
+    "db": "autotune.cli.db",
     "export": "autotune.cli.export",
     "serve": "autotune.cli.export",
     "space": "autotune.cli.space",

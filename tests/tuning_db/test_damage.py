@@ -87,7 +87,7 @@ def test_a_newer_schema_is_refused_with_both_versions(good, readonly):
     with sqlite3.connect(good) as connection:
         connection.execute("PRAGMA user_version=99")
     connection.close()
-    _refused_and_untouched(good, "schema 99.*up to 1.*pip install -U autotune", readonly)
+    _refused_and_untouched(good, "schema 99.*up to 2.*pip install -U autotune", readonly)
 
 
 def test_a_file_without_its_version_is_reported(good):

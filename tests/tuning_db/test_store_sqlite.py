@@ -29,7 +29,7 @@ def test_the_file_is_private_in_wal_mode_and_marked(tmp_path):
         "foreign_keys": 1,
         "synchronous": 1,
         "busy_timeout": 30000,
-        "user_version": 1,
+        "user_version": 2,
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
