@@ -54,7 +54,7 @@ def trial_row(trial: Trial) -> Values:
     if abs(trial.seed) >= 1 << 63 or abs(trial.block) >= 1 << 31:
         raise BadValue(f"trial {trial.id}: seed {trial.seed} or block {trial.block} is too large to store")
     name = f"trial {trial.id}: "
-    _short(name, scenario_key=trial.scenario_key, config_key=trial.config_key, stage=trial.stage)
+    check_short(name, scenario_key=trial.scenario_key, config_key=trial.config_key, stage=trial.stage)
     strict = ("scenario_key", "stage", "config", "config_key", "status", "block", "seed", "started_at", "ended_at")
     loose = ("reason", "effective", "counters", "provenance")
     return {
@@ -80,7 +80,7 @@ def samples_row(trial_id: str, samples: Sequence[Sample]) -> Values:
 
 def reference_row(reference: Reference, now: float) -> Values:
     """The ``reference_blobs`` row; ``now`` is a Unix time. Raises BadValue."""
-    _short("reference ", key=reference.key, kind=reference.kind)
+    check_short("reference ", key=reference.key, kind=reference.kind)
     return {
         "key": _plain(reference.key, "reference.key"),
         "kind": _plain(reference.kind, "reference.kind"),
@@ -104,7 +104,8 @@ def scenario_record(row: Row[Any]) -> Scenario:
     return Scenario(machine, row.engine, row.engine_build, row.model, row.workload, row.objective)
 
 
-def _short(name: str, **words: str) -> None:
+def check_short(name: str, **words: str) -> None:
+    """Refuse with BadValue a word that is too long for an indexed column."""
     for field, word in words.items():
         if len(word) > LONGEST_KEY:
             raise BadValue(f"{name}{field} has {len(word)} characters; {LONGEST_KEY} are the most: {word[:40]!r}…")

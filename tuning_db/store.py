@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +14,8 @@ import platformdirs
 from sqlalchemy import Connection, Engine, Select, Table, exc, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tuning_db import postgres, rows, sqlite_file
+from tuning_db import claims, postgres, rows, sqlite_file
+from tuning_db.claims import Claim
 from tuning_db.errors import Ambiguous, DuplicateTrial, NotFound, StoreError
 from tuning_db.records import Reference, Sample, Scenario, Trial
 from tuning_db.schema import hardware, reference_blobs, samples, scenarios, trials
@@ -75,21 +77,52 @@ class Store:
             connection.execute(self._insert(scenarios).on_conflict_do_nothing(), question)
         return str(question["key"])
 
-    def add(self, trial: Trial, samples_: Sequence[Sample] = ()) -> None:
-        """Write one trial and its samples, durably once this returns.
+    def claim(self, scenario_key: str, slot: str, limit: int | None = None) -> Claim | None:
+        """The right to do one piece of work, or None while somebody else has it; hold it with `claims.kept`.
 
-        Raises BadValue for what cannot be stored, NotFound for an unknown scenario, and DuplicateTrial for a known id
-        or a second counted search trial of one configuration.
+        ``slot`` is ``stage/name``, at most 80 characters. With ``limit`` also None once that many counted trials and
+        live claims of the stage exist. An owner whose lease ran out, or whose process ended on this machine, loses its
+        claim. Look for a stored result *after* claiming: another may have just finished. Raises NotFound, BadValue.
+        """
+        rows.check_short("claim: ", slot=slot)
+        with self._unit(write=True) as connection:
+            return claims.take(connection, scenario_key, slot, limit)
+
+    def renew(self, claim: Claim) -> bool:
+        """Extend the lease of a claim; False when another attempt has taken the work over."""
+        with self._unit(write=True) as connection:
+            return claims.renew(connection, claim)
+
+    def release(self, claim: Claim) -> None:
+        """Give a claim back; nothing happens when another attempt has taken the work over."""
+        with self._unit(write=True) as connection:
+            claims.release(connection, claim)
+
+    def claimed(self, scenario_key: str) -> set[str]:
+        """The slots of a scenario that somebody works on now."""
+        with self._unit() as connection:
+            return claims.live(connection, scenario_key)
+
+    def add(self, trial: Trial, samples_: Sequence[Sample] = (), claim: Claim | None = None) -> Trial:
+        """Write one trial and its samples, durably once this returns; the trial as it was stored.
+
+        With a ``claim`` that another attempt took over meanwhile, the trial is kept but does not count, and its
+        provenance says ``late``. Raises BadValue for what cannot be stored, NotFound for an unknown scenario, and
+        DuplicateTrial for a known id or a second counted search trial of one configuration.
         """
         row = rows.trial_row(trial)
         timelines = rows.samples_row(trial.id, samples_) if samples_ else None
         try:
             with self._unit(write=True) as connection:
+                if claim and not claims.is_mine(connection, claim):
+                    trial = replace(trial, counted=False, provenance={**trial.provenance, "late": True})
+                    row = rows.trial_row(trial)
                 connection.execute(trials.insert(), row)
                 if timelines:
                     connection.execute(samples.insert(), timelines)
         except exc.IntegrityError as error:
             raise self._conflict(trial, error) from error
+        return trial
 
     def trials(
         self,

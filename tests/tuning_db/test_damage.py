@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from contracts.store import make_samples, make_scenario, make_trial
+from contracts.records import make_samples, make_scenario, make_trial
 
 import tuning_db.sqlite_file
 from tuning_db import StoreError, StoreWarning, new_id, open_store

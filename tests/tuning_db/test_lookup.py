@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from contracts.store import make_scenario, make_trial
+from contracts.records import make_scenario, make_trial
 
 from tuning_db import Hardware, open_store
 from tuning_db.lookup import best, confirmed, differences, matches

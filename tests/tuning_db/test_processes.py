@@ -10,7 +10,7 @@ import time
 from multiprocessing import get_context
 
 import pytest
-from contracts.store import make_samples, make_scenario, make_trial
+from contracts.records import make_samples, make_scenario, make_trial
 
 from tuning_db import open_store
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contracts.store import HOSTILE, make_scenario, make_trial
+from contracts.records import HOSTILE, make_scenario, make_trial
 from hypothesis import example, given
 from hypothesis import strategies as st
 

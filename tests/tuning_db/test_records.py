@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from contracts.store import make_scenario
+from contracts.records import make_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

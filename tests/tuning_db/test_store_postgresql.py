@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from contracts.store import StoreContract, make_scenario, make_trial
+from contracts.records import make_scenario, make_trial
+from contracts.store import StoreContract
 
 from tuning_db import StoreError, open_store
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import stat
 
 import pytest
-from contracts.store import StoreContract, make_scenario, make_trial
+from contracts.records import make_scenario, make_trial
+from contracts.store import StoreContract
 
 from tuning_db import StoreError, open_store
 from tuning_db.store import default_path
