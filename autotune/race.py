@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autotune import stats
+from autotune.objective import Objective
+from autotune.outcome import Status
 from search_spaces import Config
+from tuning_db import Trial
 
 LEAST = 5
 """Blocks before anything is dropped or decided: five pairs are the fewest that one-sided p < 0.05 can come of."""
@@ -76,3 +79,14 @@ def settled(values: Values, default: str, kept: Sequence[str], entered: int, ban
 def _ratio(left: Mapping[int, float], right: Mapping[int, float], confidence: float) -> stats.Interval | None:
     pairs = [{block: math.exp(value) for block, value in side.items()} for side in (left, right)]
     return stats.ratio(pairs[0], pairs[1], True, confidence)
+
+
+def values(rows: Sequence[Trial], name: str, before: int, objective: Objective) -> dict[str, dict[int, float]]:
+    """{config key: {block: goodness}} of the confirming ``rows`` of round ``name`` in blocks below ``before``."""
+    found: dict[str, dict[int, float]] = {}
+    for trial in rows:
+        value = objective.goodness(trial.metrics)
+        mine = trial.provenance.get("round") == name and trial.block < before and trial.status == Status.OK
+        if mine and value is not None:
+            found.setdefault(trial.config_key, {})[trial.block] = value
+    return found

@@ -20,7 +20,7 @@ LAYERS = (
     ("cli",),
     ("effects", "kernel_search"),
     ("setting", "tune", "report", "exporters"),
-    ("decision", "hints", "race", "guards", "endings"),
+    ("decision", "hints", "race", "guards", "endings", "sharing", "record"),
     ("plan", "sampler", "pool", "bench", "kernel_bench", "judge"),
     ("quality", "loadgen", "telemetry"),
     ("runtimes",),
