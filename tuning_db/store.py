@@ -14,14 +14,18 @@ import platformdirs
 from sqlalchemy import Connection, Engine, Select, Table, exc, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tuning_db import claims, postgres, rows, sqlite_file
+from tuning_db import claims, lookup, postgres, rows, sqlite_file
 from tuning_db.claims import Claim
 from tuning_db.errors import Ambiguous, DuplicateTrial, NotFound, StoreError
-from tuning_db.records import Reference, Sample, Scenario, Trial
+from tuning_db.lookup import Best, Goodness, Meets
+from tuning_db.records import Hardware, Reference, Sample, Scenario, Trial
 from tuning_db.schema import hardware, reference_blobs, samples, scenarios, trials
 from tuning_db.timelines import unpack
 
 _SCENARIO = select(scenarios, hardware.c.kind, hardware.c.facts, hardware.c.host).join(hardware)
+
+IN_ONE_QUERY = 500
+"""Keys looked for at once; each database has its own limit on parameters, all above this."""
 
 
 def default_path() -> Path:
@@ -138,14 +142,14 @@ class Store:
         for name, value in wanted.items():
             if value is not None:
                 query = query.where(trials.c[name] == value)
-        return [rows.trial_record(row) for row in self._all(query)]
+        return [rows.trial_record(row) for row in self.rows(query)]
 
     def trial(self, prefix: str) -> Trial:
         """The one trial whose id begins with ``prefix``. Raises NotFound, or Ambiguous naming the candidates."""
         known = set(prefix) <= set("0123456789abcdef") and prefix
         # "g" follows every hex digit, so the range holds exactly the ids with this prefix and uses the primary key.
         query = select(trials).where(trials.c.id >= prefix, trials.c.id < prefix + "g").order_by(trials.c.id).limit(6)
-        found = self._all(query) if known else []
+        found = self.rows(query) if known else []
         if not found:
             raise NotFound(f"no trial has an id that begins with {prefix!r}; `autotune query` lists them")
         if len(found) > 1:
@@ -155,7 +159,7 @@ class Store:
 
     def samples(self, trial_id: str) -> list[Sample]:
         """The samples of a trial by its whole id; an empty list when none were kept."""
-        found = self._all(select(samples.c.blob).where(samples.c.trial_id == trial_id))
+        found = self.rows(select(samples.c.blob).where(samples.c.trial_id == trial_id))
         try:
             return unpack(trial_id, found[0].blob) if found else []
         except ValueError as error:
@@ -164,14 +168,38 @@ class Store:
     def scenarios(self) -> list[Scenario]:
         """Every scenario, oldest first."""
         query = _SCENARIO.order_by(scenarios.c.created_at, scenarios.c.key)
-        return [rows.scenario_record(row) for row in self._all(query)]
+        return [rows.scenario_record(row) for row in self.rows(query)]
 
     def scenario(self, key: str) -> Scenario:
         """The scenario of a key. Raises NotFound."""
-        found = self._all(_SCENARIO.where(scenarios.c.key == key))
+        found = self.rows(_SCENARIO.where(scenarios.c.key == key))
         if not found:
             raise NotFound(f"no scenario has the key {key!r}; `autotune query` lists what was measured")
         return rows.scenario_record(found[0])
+
+    def scenarios_of(self, keys: Sequence[str]) -> list[Scenario]:
+        """The scenarios of the keys, in the order of the keys; an unknown key has none."""
+        found: dict[str, Scenario] = {}
+        for start in range(0, len(keys), IN_ONE_QUERY):
+            query = _SCENARIO.where(scenarios.c.key.in_(keys[start : start + IN_ONE_QUERY]))
+            found |= {row.key: rows.scenario_record(row) for row in self.rows(query)}
+        return [found[key] for key in keys if key in found]
+
+    def machines(self, text: str = "") -> list[Hardware]:
+        """The hardware whose key begins with ``text``, or whose label contains it in any case; by label."""
+        query = select(hardware.c.kind, hardware.c.facts, hardware.c.host).order_by(hardware.c.label, hardware.c.key)
+        known = [Hardware(row.kind, row.facts, row.host) for row in self.rows(query)]
+        return [one for one in known if one.key.startswith(text) or text.lower() in one.label.lower()]
+
+    def best(
+        self, wanted: Scenario | Hardware, goodness: Goodness, meets: Meets | None = None, **names: Any
+    ) -> Best | None:
+        """The best confirmed configuration for ``wanted``: exact, else near, else stale, else far, as its match says.
+
+        The objective (``goodness`` of metrics) and SLOs (``meets``, of the runs of one configuration) are applied to
+        what is stored, so that a new one needs no new run. See `tuning_db.lookup`.
+        """
+        return lookup.best(self, wanted, goodness, meets, **names)
 
     def put_reference(self, reference: Reference) -> None:
         """Keep bytes under their key; a key that is there already keeps what it has."""
@@ -181,13 +209,14 @@ class Store:
 
     def reference(self, key: str) -> Reference | None:
         """What was kept under ``key``, or None."""
-        found = self._all(select(reference_blobs).where(reference_blobs.c.key == key))
+        found = self.rows(select(reference_blobs).where(reference_blobs.c.key == key))
         return Reference(found[0].key, found[0].kind, found[0].facts, found[0].blob) if found else None
 
     def _insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
         return sqlite.insert(table) if self.engine.dialect.name == "sqlite" else postgresql.insert(table)
 
-    def _all(self, query: Select[Any]) -> Sequence[Any]:
+    def rows(self, query: Select[Any]) -> Sequence[Any]:
+        """The rows of a query on `tuning_db.schema`, for the other modules of this package."""
         with self._unit() as connection:
             return connection.execute(query).all()
 
@@ -205,7 +234,7 @@ class Store:
 
     def _conflict(self, trial: Trial, error: exc.IntegrityError) -> StoreError:
         same = select(trials.c.id).where(trials.c.id == trial.id)
-        if self._all(same):
+        if self.rows(same):
             return DuplicateTrial(f"trial {trial.id} is stored already; make a new id with tuning_db.new_id()")
         twin = self.trials(trial.scenario_key, stage="search", config_key=trial.config_key)
         if any(other.counted for other in twin):
@@ -213,6 +242,6 @@ class Store:
                 f"configuration {trial.config_key} already has its counted search trial {twin[0].id}; "
                 "store a deliberate repeat under another stage or with counted=False"
             )
-        if not self._all(select(scenarios.c.key).where(scenarios.c.key == trial.scenario_key)):
+        if not self.rows(select(scenarios.c.key).where(scenarios.c.key == trial.scenario_key)):
             return NotFound(f"trial {trial.id}: no scenario has the key {trial.scenario_key!r}; call ensure() first")
         return self._explain(error.orig or error)
