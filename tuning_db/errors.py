@@ -7,6 +7,10 @@ class StoreError(Exception):
     """The database cannot be opened, read or written; the message ends with the next thing to type."""
 
 
+class Damaged(StoreError):
+    """A file of ours whose content is wrong; it was left as it is."""
+
+
 class DuplicateTrial(StoreError):
     """The trial's id is taken, or its configuration already has its one counted search trial."""
 

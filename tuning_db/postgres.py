@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Engine, create_engine, exc, inspect, make_url
 
 from tuning_db.canonical import canonical
 from tuning_db.errors import StoreError
-from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION, meta
+from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION, meta, tool_version
 
 
 def shown(url: str) -> str:
@@ -63,6 +63,8 @@ def _prepare(engine: Engine, url: str, readonly: bool) -> None:
         if not exists:
             _migrate(connection)
         version = _version(connection)
+        by = connection.execute(select(meta.c.value).where(meta.c.name == "schema_by")).scalar()
+        connection.rollback()
     if version < SCHEMA_VERSION:
         raise StoreError(
             f"tuning database {shown(url)} has schema {version}, this tool needs {SCHEMA_VERSION}; "
@@ -70,8 +72,8 @@ def _prepare(engine: Engine, url: str, readonly: bool) -> None:
         )
     if version > SCHEMA_VERSION:
         raise StoreError(
-            f"tuning database {shown(url)} has schema {version}, this tool knows up to {SCHEMA_VERSION}; "
-            "update it with `pip install -U autotune`"
+            f"tuning database {shown(url)} has schema {version} (of autotune {by or 'unknown'}), this autotune "
+            f"{tool_version()} knows up to {SCHEMA_VERSION}; update it with `pip install -U autotune`"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -25,6 +27,15 @@ SCHEMA_VERSION = 2
 
 APPLICATION_ID = 0x61747564
 """``atud`` in the header of an SQLite file: marks it as ours."""
+
+
+def tool_version() -> str:
+    """The version of the installed distribution, or ``unknown``."""
+    try:
+        return version("autotune")
+    except PackageNotFoundError:
+        return "unknown"
+
 
 metadata = MetaData(
     naming_convention={

@@ -14,20 +14,21 @@ import struct
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.pool import QueuePool
 
 from tuning_db.canonical import canonical
-from tuning_db.errors import StoreError, StoreWarning
-from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION
+from tuning_db.errors import Damaged, StoreError, StoreWarning
+from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION, tool_version
 
 BUSY_SECONDS = 30.0
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "lustre", "glusterfs", "afs"})
 ALWAYS_CHECKED = 64 << 20
-"""Bytes up to which a file is checked at every open; a larger one only when nobody wrote to it for a day."""
+"""Bytes up to which a file is checked at every open; a larger one when it is opened to write after a quiet day, and by
+`autotune db check`."""
 
 _SENTENCES = (
     ("full", "the disk is full; free some space, or choose another file with --db"),
@@ -52,12 +53,13 @@ def explain(error: BaseException, path: Path) -> StoreError:
     return StoreError(f"tuning database {path}: {text}")
 
 
-def damaged(path: Path, what: str) -> StoreError:
+def damaged(path: Path, what: str) -> Damaged:
     """The error for a file whose content is wrong; it says that the file was left alone and how to save its rows."""
     saved = shlex.quote(str(path.with_suffix(".recovered.db")))
-    return StoreError(
+    return Damaged(
         f"tuning database {path} is damaged: {what}. It was left as it is. Try "
-        f"`sqlite3 {shlex.quote(str(path))} .recover | sqlite3 {saved}`, or choose another file with --db"
+        f"`sqlite3 {shlex.quote(str(path))} .recover | sqlite3 {saved}`, put it aside "
+        "with `autotune db check --aside`, or choose another file with --db"
     )
 
 
@@ -157,13 +159,9 @@ def copy(path: Path, target: Path) -> Path:
     except OSError as error:
         raise _refused(target, error) from error
     try:
-        source, into = sqlite3.connect(_uri(path, True), uri=True, timeout=BUSY_SECONDS), sqlite3.connect(half)
-        try:
+        with reading(path) as source, closing(sqlite3.connect(half)) as into:
             source.backup(into)
             into.execute("PRAGMA journal_mode=DELETE")  # one file, complete without a log beside it
-        finally:
-            source.close()
-            into.close()
         half.replace(target)
     except BaseException as error:
         half.unlink(missing_ok=True)
@@ -201,27 +199,37 @@ def prepare(path: Path) -> int:
 def check(path: Path, readonly: bool = True) -> int:
     """The schema version, 0 if there are no tables yet. Raises StoreError for a foreign, damaged or newer file."""
     _check_header(path)
-    try:
-        raw = sqlite3.connect(_uri(path, readonly), uri=True, timeout=BUSY_SECONDS)
-        try:
-            if path.stat().st_size <= ALWAYS_CHECKED or time.time() - path.stat().st_mtime > 86400:
-                (answer,) = raw.execute("PRAGMA quick_check(1)").fetchone()
-                if answer != "ok":
-                    raise damaged(path, " ".join(str(answer).split()))
-            (version,) = raw.execute("PRAGMA user_version").fetchone()
-            (tables,) = raw.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
-        finally:
-            raw.close()
-    except sqlite3.Error as error:
-        raise explain(error, path) from error
+    with reading(path, readonly) as raw:
+        quiet = not readonly and time.time() - path.stat().st_mtime > 86400
+        if path.stat().st_size <= ALWAYS_CHECKED or quiet:
+            (answer,) = raw.execute("PRAGMA quick_check(1)").fetchone()
+            if answer != "ok":
+                raise damaged(path, " ".join(str(answer).split()))
+        (version,) = raw.execute("PRAGMA user_version").fetchone()
+        (tables,) = raw.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
+        by = raw.execute("SELECT value FROM meta WHERE name = 'schema_by'").fetchone() if version > 1 else None
     if version > SCHEMA_VERSION:
         raise StoreError(
-            f"tuning database {path} has schema {version}, this tool knows up to {SCHEMA_VERSION}; "
-            "update it with `pip install -U autotune`, or choose another file with --db"
+            f"tuning database {path} has schema {version} (of autotune {by[0] if by else 'unknown'}), this autotune "
+            f"{tool_version()} knows up to {SCHEMA_VERSION}; update it with `pip install -U autotune`, or choose "
+            "another file with --db"
         )
     if (version == 0) != (tables == 0):
         raise damaged(path, f"it has {tables} tables and schema version {version}")
     return int(version)
+
+
+@contextmanager
+def reading(path: Path, readonly: bool = True) -> Iterator[sqlite3.Connection]:
+    """A plain connection to an existing file, for what SQLAlchemy is not needed for. Raises StoreError."""
+    try:
+        raw = sqlite3.connect(_uri(path, readonly), uri=True, timeout=BUSY_SECONDS)
+        try:
+            yield raw
+        finally:
+            raw.close()
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
 
 
 def _check_header(path: Path) -> None:

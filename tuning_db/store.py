@@ -76,7 +76,7 @@ class Store:
     def ensure(self, scenario: Scenario) -> str:
         """Record the scenario and its hardware unless they are there, and return the scenario's key."""
         machine, question = rows.hardware_row(scenario.hardware), rows.scenario_row(scenario, time.time())
-        with self._unit(write=True) as connection:
+        with self.unit(write=True) as connection:
             connection.execute(self._insert(hardware).on_conflict_do_nothing(), machine)
             connection.execute(self._insert(scenarios).on_conflict_do_nothing(), question)
         return str(question["key"])
@@ -89,22 +89,22 @@ class Store:
         claim. Look for a stored result *after* claiming: another may have just finished. Raises NotFound, BadValue.
         """
         rows.check_short("claim: ", slot=slot)
-        with self._unit(write=True) as connection:
+        with self.unit(write=True) as connection:
             return claims.take(connection, scenario_key, slot, limit)
 
     def renew(self, claim: Claim) -> bool:
         """Extend the lease of a claim; False when another attempt has taken the work over."""
-        with self._unit(write=True) as connection:
+        with self.unit(write=True) as connection:
             return claims.renew(connection, claim)
 
     def release(self, claim: Claim) -> None:
         """Give a claim back; nothing happens when another attempt has taken the work over."""
-        with self._unit(write=True) as connection:
+        with self.unit(write=True) as connection:
             claims.release(connection, claim)
 
     def claimed(self, scenario_key: str) -> set[str]:
         """The slots of a scenario that somebody works on now."""
-        with self._unit() as connection:
+        with self.unit() as connection:
             return claims.live(connection, scenario_key)
 
     def add(self, trial: Trial, samples_: Sequence[Sample] = (), claim: Claim | None = None) -> Trial:
@@ -117,7 +117,7 @@ class Store:
         row = rows.trial_row(trial)
         timelines = rows.samples_row(trial.id, samples_) if samples_ else None
         try:
-            with self._unit(write=True) as connection:
+            with self.unit(write=True) as connection:
                 if claim and not claims.is_mine(connection, claim):
                     trial = replace(trial, counted=False, provenance={**trial.provenance, "late": True})
                     row = rows.trial_row(trial)
@@ -204,7 +204,7 @@ class Store:
     def put_reference(self, reference: Reference) -> None:
         """Keep bytes under their key; a key that is there already keeps what it has."""
         row = rows.reference_row(reference, time.time())
-        with self._unit(write=True) as connection:
+        with self.unit(write=True) as connection:
             connection.execute(self._insert(reference_blobs).on_conflict_do_nothing(), row)
 
     def reference(self, key: str) -> Reference | None:
@@ -217,16 +217,22 @@ class Store:
 
     def rows(self, query: Select[Any]) -> Sequence[Any]:
         """The rows of a query on `tuning_db.schema`, for the other modules of this package."""
-        with self._unit() as connection:
+        with self.unit() as connection:
             return connection.execute(query).all()
 
     @contextmanager
-    def _unit(self, write: bool = False) -> Iterator[Connection]:
+    def unit(self, write: bool = False) -> Iterator[Connection]:
+        """One transaction, for the other modules of this package; ``write`` if it may write."""
+        with self.clear_errors(), self.engine.connect() as connection:
+            connection = connection.execution_options(write=write)
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def clear_errors(self) -> Iterator[None]:
+        """Turn the database's own errors into StoreError, but for a conflict between rows."""
         try:
-            with self.engine.connect() as connection:
-                connection = connection.execution_options(write=write)
-                with connection.begin():
-                    yield connection
+            yield
         except exc.IntegrityError:
             raise
         except exc.SQLAlchemyError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from contracts.claims import ClaimsContract
 from contracts.records import HOSTILE, make_samples, make_scenario, make_trial
+from contracts.upkeep import UpkeepContract
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from tuning_db import (
 )
 
 
-class StoreContract(ClaimsContract):
+class StoreContract(ClaimsContract, UpkeepContract):
     """Inherited by one test class per database."""
 
     @pytest.fixture
