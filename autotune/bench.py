@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune import loadgen
+from autotune.launches import Launches
 from autotune.metrics import Timeline, derive
-from autotune.outcome import EngineError, Outcome, Status
+from autotune.outcome import KEPT_LAUNCH, EngineError, Outcome, Status
 from autotune.pruning import Watch
 from autotune.quality import TOP, Gate, Quality
 from autotune.runtimes.base import Endpoint, Runtime, Score
@@ -25,6 +26,7 @@ FAILED_LIMIT = 0.05
 """Share of failed requests above which a trial's figures mean nothing (they bend throughput and latency alike)."""
 CLIENT_LIMIT = 0.8
 """Share of one core that generating the load may take; above it the figures are the client's, not the engine's."""
+KEPT = "on the launch before, which differs in live knobs alone"
 PASS_SEED = 1_000_003
 DEVICES = ("tp", "pp", "dp")
 """Knobs whose product is how many devices a configuration takes."""
@@ -42,7 +44,9 @@ class Measuring(Protocol):
     @property
     def gate(self) -> Gate: ...
 
-    def measure(self, config: Config, seed: int, name: str = "trial", watch: Watch | None = None) -> Outcome: ...
+    def measure(
+        self, config: Config, seed: int, name: str = "trial", watch: Watch | None = None, fresh: bool = True
+    ) -> Outcome: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,8 @@ class Bench:
 
     With ``precision`` above 0 the workload is repeated on fresh prompts until the 95 % interval of its output rate is
     that narrow (a share of the rate), at least three times, and no longer than ``deadline`` seconds in all.
-    ``telemetry`` starts to watch the machine for throttling; without it nothing is watched.
+    ``telemetry`` starts to watch the machine for throttling; without it nothing is watched. ``launches`` keeps an
+    engine for what may run on a kept one; whoever made it closes it. Without it every launch is fresh.
     """
 
     runtime: Runtime
@@ -64,11 +69,14 @@ class Bench:
     deadline: float = 120.0
     precision: float = 0.0
     telemetry: Callable[[], Telemetry] | None = None
+    launches: Launches | None = None
 
-    def measure(self, config: Config, seed: int, name: str = "trial", watch: Watch | None = None) -> Outcome:
+    def measure(
+        self, config: Config, seed: int, name: str = "trial", watch: Watch | None = None, fresh: bool = True
+    ) -> Outcome:
         """Launch, warm up, measure, check quality; every failure becomes an Outcome with its phase and reason.
 
-        ``watch`` may give the run up part-way.
+        ``watch`` may give the run up part-way. Unless ``fresh``, an engine that differs in live knobs alone is kept.
         """
         broken = self.space.broken(config)
         if broken:
@@ -78,8 +86,12 @@ class Bench:
         try:
             with ExitStack() as stack:
                 with clock.phase("launch"):
-                    endpoint = stack.enter_context(self.runtime.launch(config, self.logs / f"{name}.log"))
+                    endpoint, shared = stack.enter_context(self._running(config, self.logs / f"{name}.log", fresh))
                 outcome = self._run(endpoint, config, seed, clock, watch)
+                if shared:
+                    outcome = replace(
+                        outcome, notes=(*outcome.notes, KEPT), counters={**outcome.counters, KEPT_LAUNCH: 1.0}
+                    )
         except EngineError as error:
             tail = f"\n{error.tail}" if error.tail else ""
             kept = error.run.timelines if isinstance(error, (loadgen.TimeLimit, loadgen.GivenUp)) else ()
@@ -87,6 +99,12 @@ class Bench:
             reason = f"{error.phase}: {error.reason}{tail}"
             outcome = replace(outcome, status=error.status, reason=reason, timelines=kept, bound=bound)
         return replace(outcome, seconds=clock.seconds)
+
+    @contextmanager
+    def _running(self, config: Config, log: Path, fresh: bool) -> Iterator[tuple[Endpoint, bool]]:
+        launches = self.launches or Launches(self.runtime, self.space)
+        with launches.running(config, log, fresh or self.launches is None) as found:
+            yield found
 
     def _run(self, endpoint: Endpoint, config: Config, seed: int, clock: _Clock, watch: Watch | None) -> Outcome:
         effective = dict(endpoint.effective())
@@ -145,7 +163,7 @@ class Bench:
 
     def score(self, config: Config, sequences: Sequence[Sequence[int]]) -> list[Score]:
         """Launch ``config`` only to score ``sequences`` (for the quality reference)."""
-        with self.runtime.launch(config, self.logs / "reference.log") as endpoint:
+        with self._running(config, self.logs / "reference.log", fresh=True) as (endpoint, _):
             return endpoint.score(sequences, TOP)
 
     def _conversations(self, seed: int, warmup: bool = False) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def calibration_sequences(folder: Path, vocab: int, count: int, length: int) -> 
         tokens = tokens[: int(len(tokens) * PROMPT_SHARE)]
     stride = max(len(tokens) // count, length)
     return [tokens[start : start + length] for start in range(0, max(len(tokens) - length, 0) + 1, stride)]
+
+
+def encoder(folder: Path, vocab: int) -> Callable[[str], list[int]]:
+    """Text to ids below ``vocab``; without a tokenizer.json, ids drawn by the text, one for each four characters."""
+    file = folder / "tokenizer.json"
+
+    def drawn(text: str) -> list[int]:
+        source = random.Random(text)
+        return [source.randrange(vocab) for _ in range(-(-len(text) // 4))]
+
+    return (lambda text: _encode(file, text, vocab)) if file.is_file() else drawn
 
 
 def _encode(tokenizer: Path, text: str, vocab: int) -> list[int]:

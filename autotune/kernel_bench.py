@@ -29,7 +29,9 @@ class KernelBench:
         space = kernel_space(process.operator.backend, found.get("facts", {}), found.get("defaults", {}))
         return cls(process, space)
 
-    def measure(self, config: Config, seed: int, name: str = "trial", watch: Watch | None = None) -> Outcome:
+    def measure(
+        self, config: Config, seed: int, name: str = "trial", watch: Watch | None = None, fresh: bool = True
+    ) -> Outcome:
         """Check, then time. A wrong answer is ``quality`` and has no time; every failure is an outcome.
 
         Takes milliseconds and has no requests, so ``watch`` sees nothing.

@@ -47,6 +47,7 @@ class Model:
     keys with one fp32 scale a pooled group; ``state_bytes``: bytes a sequence of all KDA layers, recurrent state in
     fp32 and convolution in 16 bits. ``sizes`` are what a tensor-parallel layout divides; ``inputs`` {group: those of
     its weights that are split by their inputs}.
+    ``shapes`` are the checked numbers of config.json that decide a shape, ``mtp_layers`` and ``vision_parameters`` too.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Model:
     state_bytes: int
     parameters: Mapping[str, int] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, int] = field(default_factory=dict)
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
@@ -81,6 +83,18 @@ def facts(folder: str | Path) -> Model:
     tensors = {name: tensor for found in shards.values() for name, tensor in found.items()}
     _check_embedding(model, tensors, folder)
     return _with_weights(model, shards, tensors)
+
+
+def described(path: str | Path) -> Model:
+    """The facts of a checkpoint's folder, or of a config.json alone: a file, or a folder without weights."""
+    path = Path(path)
+    if path.is_file():
+        return from_config(_read_json(path), str(path))
+    weights = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists()
+    if path.is_dir() and not weights:
+        file = path / "config.json"
+        return from_config(_read_json(file), str(file))
+    return facts(path)
 
 
 def from_config(config: Mapping[str, Any], where: str) -> Model:
@@ -130,6 +144,7 @@ def from_config(config: Mapping[str, Any], where: str) -> Model:
             "inner columns of an expert": sizes["moe_intermediate_size"],
             "tokens of the vocabulary": sizes["vocab_size"],
         },
+        shapes={**sizes, "mtp_layers": _mtp(text, where), "vision_parameters": _vision(config, where)},
         inputs={
             "attention": (width, sizes["num_attention_heads"] * sizes["v_head_dim"]),
             "dense": (sizes["intermediate_size"],),
@@ -184,6 +199,28 @@ def _sizes(text: Mapping[str, Any], where: str) -> dict[str, int]:
     if sizes["num_experts_per_tok"] > sizes["n_routed_experts"]:
         raise ModelError(f"{where}: num_experts_per_tok is larger than n_routed_experts")
     return sizes
+
+
+def _mtp(text: Mapping[str, Any], where: str) -> int:
+    """Draft layers for multi-token prediction, behind the decoder's own."""
+    value = text.get("num_nextn_predict_layers") or 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 16:
+        raise ModelError(f"{where}: num_nextn_predict_layers must be a whole number up to 16, not {value!r}")
+    return value
+
+
+def _vision(config: Mapping[str, Any], where: str) -> int:
+    """Weights of the image tower, after `transformers` 5.24 `Glm5NextVisionModel`; 0 for a text-only file."""
+    found = config.get("vision_config")
+    if not isinstance(found, Mapping):
+        return 0
+    usual = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 1536,
+             "projection_intermediate_size": 10240, "patch_size": 14, "spatial_merge_size": 2}  # fmt: skip
+    s = {name: _size(name, found.get(name, default), f"{where} vision_config") for name, default in usual.items()}
+    hidden, out = s["hidden_size"], s["out_hidden_size"]
+    block = 4 * hidden * hidden + 3 * hidden * s["intermediate_size"]
+    merger = out * out + 3 * out * s["projection_intermediate_size"] + hidden * out * s["spatial_merge_size"] ** 2
+    return s["depth"] * block + merger + hidden * 3 * 2 * s["patch_size"] ** 2
 
 
 def _size(name: str, value: Any, where: str) -> int:

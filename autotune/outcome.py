@@ -31,6 +31,10 @@ FREE = frozenset({Status.INVALID, Status.BUSY, Status.INTERRUPTED})
 """Endings that say nothing about a configuration; they do not count against the budget."""
 
 
+KEPT_LAUNCH = "kept_launch"
+"""Counter of a trial on a kept launch: the peak of its memory is that of the whole launch."""
+
+
 class EngineError(Exception):
     """A launch or a run that failed. ``phase``: launch, graphs (capturing them),
     warmup, measure or quality; ``tail``: the log's end."""

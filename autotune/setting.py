@@ -11,8 +11,10 @@ from typing import Any
 
 from autotune import model as models
 from autotune.bench import Bench
-from autotune.corpus import PROMPT_SHARE, read_tokens
-from autotune.hardware import probe
+from autotune.corpus import PROMPT_SHARE, encoder, read_tokens
+from autotune.hardware import Probe, probe
+from autotune.launches import Launches
+from autotune.memory.forecast import Forecast, forecast, machine_of
 from autotune.objective import Objective
 from autotune.plan import Plan
 from autotune.quality import Gate, Quality
@@ -20,7 +22,7 @@ from autotune.runtimes.base import Runtime
 from autotune.runtimes.native.kernels.tuning import Entries
 from autotune.telemetry import Watch as Telemetry
 from autotune.telemetry import ask_gpu
-from autotune.workload import Workload, load_workload
+from autotune.workload import Workload, load_workload, recorded_in
 from search_spaces import Space, SpaceError, load
 from tuning_db import Hardware, Reference, Scenario, Store
 
@@ -54,23 +56,21 @@ def prepare(plan: Plan, kernels: Entries | None = None) -> Setting:
 
     Raises the one-line errors of each part.
     """
+    _launchable(plan.engine)
     folder = Path(plan.model) if plan.model else reference_model()
     facts = models.facts(folder)
-    workload = load_workload(plan.workload)
+    workload = recorded_in(load_workload(plan.workload), encoder(folder, facts.vocab))
     objective = Objective(plan.objective or _usual_objective(workload))
     tokens = read_tokens(folder, facts.vocab)
     cut = int(len(tokens) * PROMPT_SHARE)
     heldout = tokens[cut : cut + plan.quality_tokens]
     runtime = _runtime(plan.engine, folder, kernels)
+    machine, capabilities = probe(), runtime.capabilities()
     whole = load(plan.engine).narrow(
         {
-            **runtime.capabilities(),
-            "layers": facts.layers,
-            "state_bytes": facts.state_bytes,
-            "mlps": facts.mlp_kinds,
-            "experts": facts.experts,
-            "sizes": facts.sizes,
-            "inputs": facts.inputs,
+            **capabilities,
+            **model_facts(facts),
+            **memory_facts(_forecast(plan.engine, facts, machine, int(capabilities["devices"]))),
             "longest": workload.longest,
         }
     )
@@ -78,7 +78,6 @@ def prepare(plan: Plan, kernels: Entries | None = None) -> Setting:
     broken = space.broken(space.default())
     if broken:
         raise SpaceError("the default configuration breaks a rule: " + "; ".join(broken))
-    machine = probe()
     scenario = Scenario(
         hardware=Hardware(machine.kind, machine.facts),
         engine=plan.engine,
@@ -100,12 +99,44 @@ def prepare(plan: Plan, kernels: Entries | None = None) -> Setting:
     )  # fmt: skip
 
 
-def make_bench(setting: Setting, store: Store, logs: Path) -> Bench:
+def model_facts(model: models.Model) -> dict[str, Any]:
+    """What narrows a space by the model."""
+    return {
+        "layers": model.layers,
+        "state_bytes": model.state_bytes,
+        "mlps": model.mlp_kinds,
+        "experts": model.experts,
+        "sizes": model.sizes,
+        "inputs": model.inputs,
+    }
+
+
+def memory_facts(memory: Forecast | None) -> dict[str, Any]:
+    """The forecast that a space's memory rule asks; none where the machine's memory is unknown."""
+    return {"memory": memory} if memory is not None else {}
+
+
+def _forecast(engine: str, model: models.Model, machine: Probe, devices: int) -> Forecast | None:
+    found = machine_of(machine.kind, machine.facts, devices)
+    return forecast(engine, model, found) if found is not None else None
+
+
+def _launchable(engine: str) -> None:
+    load(engine)
+    if engine != "native":
+        raise SpaceError(
+            f"engine {engine} cannot be launched yet; `autotune space --engine {engine} --hardware 4xA100-80GB` shows "
+            "its space"
+        )
+
+
+def make_bench(setting: Setting, store: Store, logs: Path, launches: Launches | None = None) -> Bench:
     """A bench whose quality references and results are cached in ``store``."""
     plan = setting.plan
     bench = Bench(
         setting.runtime, setting.space, setting.workload, setting.source, logs,
         gate=Gate(plan.max_kl, plan.max_perplexity), deadline=plan.deadline, precision=plan.precision,
+        launches=launches,
         telemetry=lambda: Telemetry(gpu=ask_gpu if setting.scenario.hardware.kind == "gpu" else None),
     )  # fmt: skip
     identity = {"build": dict(setting.scenario.engine_build), "model": dict(setting.scenario.model)}
@@ -121,7 +152,7 @@ def _usual_objective(workload: Workload) -> str:
 
 
 def _runtime(engine: str, folder: Path, kernels: Entries | None) -> Runtime:
-    load(engine)
+    _launchable(engine)
     from autotune.runtimes.native import NativeRuntime
 
     return NativeRuntime(folder, kernels=kernels)

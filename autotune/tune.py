@@ -13,6 +13,7 @@ from autotune import endings, guards, race, stats
 from autotune.bench import Measuring
 from autotune.decision import Result, TuneError, decide_rows, needs_default, round_name
 from autotune.hints import Candidate, by_load
+from autotune.infeasible import beside, learned
 from autotune.judge import Judge, samples
 from autotune.metrics import Timeline
 from autotune.objective import Objective
@@ -111,6 +112,7 @@ class Tuner:
         for known in done:
             self._learn(sampler, known)
             self._follow(known)
+        sampler.space = learned(self.space, done)
         self._margin = MARGIN * (1 + self.band())
         if len(done) < self.study.budget:
             self._reference()
@@ -122,8 +124,7 @@ class Tuner:
             if config is not None:
                 trial = yield from self._counted(config, time.monotonic() - asked)
                 if trial is not None and trial.counted:
-                    self._learn(sampler, trial)
-                    done.append(trial)
+                    self._take_in(sampler, done, trial)
                     yield from self._watch_drift(len(done))
             others = self.shared.others("search")
             if config is None and not others:
@@ -147,9 +148,14 @@ class Tuner:
         known = {trial.id for trial in done}
         for trial in self.stored("search"):
             if trial.id not in known:
-                self._learn(sampler, trial)
+                self._take_in(sampler, done, trial)
                 self._follow(trial)
-                done.append(trial)
+
+    def _take_in(self, sampler: Sampler, done: list[Trial], trial: Trial) -> None:
+        self._learn(sampler, trial)
+        done.append(trial)
+        if trial.status not in (Status.OK, Status.QUALITY, Status.PRUNED):
+            sampler.space = learned(self.space, done)
 
     def _has_choice(self) -> None:
         if not self.space.free():
@@ -177,7 +183,8 @@ class Tuner:
         with self.shared.hold(f"search/{config.key}", self.study.budget) as claim:
             if claim is None or any(t.config_key == config.key for t in self.stored("search", config.key)):
                 return None
-            outcome = self.bench.measure(config, self.study.seed, name=config.key[3:11], watch=self._hopeless(config))
+            name, watch = config.key[3:11], self._hopeless(config)
+            outcome = self.bench.measure(config, self.study.seed, name, watch, fresh=False)
             trial = self._trial("search", config, outcome, 0, tuner_seconds)
             trial = replace(trial, provenance={**trial.provenance, **(about or {})})
             trial = self.store.add(trial, samples(trial.id, outcome.timelines), claim)
@@ -388,4 +395,5 @@ class Tuner:
         return replace(
             trial, scenario_key=self.study.scenario_key, stage=stage, block=block, seed=self.study.seed + block,
             seconds={**trial.seconds, "tuner": tuner},
+            provenance={**trial.provenance, **beside(self.space, config, outcome.counters)},
         )  # fmt: skip

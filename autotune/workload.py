@@ -9,11 +9,13 @@ import math
 import random
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from autotune.recorded import Encode, RecordedError, Session, digest, read
 
 KINDS = ("chat", "long", "shared", "task")
 HEAD = 8
@@ -30,6 +32,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "output": (1, 200_000),
     "prefix": (0, 2_000_000),
     "rate": (0, 100_000),
+    "speed": (0, 100_000),
     "seed": (0, 2**31),
     "warmup": (0, 10_000),
 }
@@ -67,6 +70,10 @@ class Workload:
     ``prefix`` tokens are the same in all. ``concurrency`` conversations are under way at once (closed loop), or, with
     it 0, they arrive at ``rate`` a second (Poisson). ``warmup`` conversations of other text run before measuring.
     ``slo``: {one of SLO_LIMITS: seconds}, each per request.
+
+    With ``file`` the conversations are recorded ones (see `recorded.FORMATS`), a run of them from a place that the seed
+    draws, and the ranges are limits that they are cut to; ``speed`` above 0 lets them arrive as recorded, that many
+    times as fast. `recorded_in` reads the file.
     """
 
     name: str
@@ -82,6 +89,9 @@ class Workload:
     seed: int = 0
     warmup: int = 1
     slo: Mapping[str, float] = field(default_factory=dict)
+    file: str = ""
+    speed: float = 0.0
+    sessions: tuple[Session, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -90,11 +100,14 @@ class Workload:
 
     def identity(self) -> dict[str, Any]:
         """All that can change a measurement, as plain JSON values; the wording is left out."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sentence"}
+        plain = {name: getattr(self, name) for name in KEYS if name not in ("sentence", *RECORDED)}
+        if self.file:
+            plain |= {"file": digest(self.sessions), "speed": self.speed}
         return {k: list(v) if k in RANGES else dict(v) if k == "slo" else v for k, v in plain.items()}
 
 
-KEYS = tuple(f.name for f in fields(Workload))
+RECORDED = ("file", "speed")
+KEYS = tuple(f.name for f in fields(Workload) if f.name != "sessions")
 REQUIRED = tuple(f.name for f in fields(Workload) if f.default is MISSING and f.default_factory is MISSING)
 
 
@@ -111,7 +124,18 @@ def load_workload(name_or_path: str | Path) -> Workload:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise WorkloadError(f"workload {where} is not valid TOML: {error}") from None
-    return parse(table, where)
+    workload = parse(table, where)
+    return replace(workload, file=str(Path(where).parent / workload.file)) if workload.file else workload
+
+
+def recorded_in(workload: Workload, encode: Encode) -> Workload:
+    """``workload`` with the sessions of its file as tokens; as it is without one. Raises WorkloadError."""
+    if not workload.file:
+        return workload
+    try:
+        return replace(workload, sessions=read(Path(workload.file), encode))
+    except RecordedError as error:
+        raise WorkloadError(str(error)) from None
 
 
 def _read(name: str) -> tuple[str, str]:
@@ -143,17 +167,20 @@ def parse(table: Mapping[str, Any], where: str) -> Workload:
         raise WorkloadError(f"{where}: {missing[0]} is missing; `chat.toml` in the package shows every key")
     values = {key: _value(key, value, where) for key, value in table.items()}
     workload = Workload(**values)
-    if (workload.concurrency > 0) == (workload.rate > 0):
+    if (workload.concurrency > 0) + (workload.rate > 0) + (workload.speed > 0) != 1:
         raise WorkloadError(
-            f"{where}: give either concurrency (conversations at once) or rate (arrivals a second), not both"
+            f"{where}: give one of concurrency (conversations at once), rate (arrivals a second) and speed (times as "
+            "fast as recorded)"
         )
+    if workload.speed > 0 and not workload.file:
+        raise WorkloadError(f"{where}: speed needs a file of recorded conversations, with their times")
     if workload.kind not in KINDS:
         raise WorkloadError(f"{where}: kind cannot be {workload.kind!r}; it is one of {', '.join(KINDS)}")
     return workload
 
 
 def _value(key: str, value: Any, where: str) -> Any:
-    if key in ("name", "sentence", "kind"):
+    if key in ("name", "sentence", "kind", "file"):
         if not isinstance(value, str) or not value.strip():
             raise WorkloadError(f"{where}: {key} wants text, not {value!r}")
         return value
@@ -172,7 +199,7 @@ def _value(key: str, value: Any, where: str) -> Any:
 
 def _number(key: str, value: Any, where: str) -> float | int:
     low, high = LIMITS[key]
-    whole = key != "rate"
+    whole = key not in ("rate", "speed")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise WorkloadError(f"{where}: {key} wants a {'whole ' if whole else ''}number, not {value!r}")
     if not low <= value <= high:
@@ -204,6 +231,8 @@ def build(workload: Workload, source: Sequence[int], seed: int, warmup: bool = F
     # Only random() is promised to stay the same over Python versions, so everything is drawn through it.
     rng = random.Random(f"w1/{workload.seed}/{seed}/{'warmup' if warmup else 'run'}")
     count = workload.warmup if warmup else workload.conversations
+    if workload.sessions:
+        return list(_recorded(workload, source, rng, count))
     turns = _spread(rng, workload.turns, count)
     lengths = iter(_spread(rng, workload.prompt, sum(turns)))
     outputs = iter(_spread(rng, workload.output, sum(turns)))
@@ -215,6 +244,25 @@ def build(workload: Workload, source: Sequence[int], seed: int, warmup: bool = F
         later = [Turn(_text(rng, source, next(lengths), 0), next(outputs)) for _ in range(turn_count - 1)]
         conversations.append(Conversation(index, next(arrivals), (first, *later)))
     return conversations
+
+
+def _recorded(workload: Workload, source: Sequence[int], rng: random.Random, count: int) -> Iterator[Conversation]:
+    """``count`` recorded conversations in a row; where only a length was recorded, text of ``source``."""
+    known, start = workload.sessions, int(rng.random() * len(workload.sessions))
+    arrivals, began, now = _arrivals(rng, workload.rate), known[start].arrival, 0.0
+    for index in range(count):
+        session = known[(start + index) % len(known)]
+        turns = []
+        for said in session.turns[: workload.turns[1]]:
+            length = min(max(said.length, 1), workload.prompt[1])
+            tokens = said.tokens[:length] or _text(rng, source, length, HEAD)
+            turns.append(Turn(tokens, min(said.output or workload.output[1], workload.output[1])))
+        if workload.speed > 0:  # past the file's end the clock goes on from where it stopped
+            now += max(session.arrival - began, 0.0) / workload.speed
+            began = session.arrival
+            yield Conversation(index, now, tuple(turns))
+        else:
+            yield Conversation(index, next(arrivals), tuple(turns))
 
 
 def _spread(rng: random.Random, limits: tuple[int, int], count: int) -> list[int]:

@@ -13,9 +13,9 @@ __all__ = [
 
 def load(engine: str) -> Space:
     """The whole space of an engine, before any narrowing. Raises SpaceError for an unknown engine."""
-    from search_spaces import native
+    from search_spaces import native, vllm
 
-    spaces = {"native": native.SPACE}
+    spaces = {"native": native.SPACE, "vllm": vllm.SPACE}
     if engine not in spaces:
         raise SpaceError(f"unknown engine {engine!r}; engines: {', '.join(spaces)}")
     return spaces[engine]

@@ -113,6 +113,11 @@ def _checkpoint(value: Value, facts: Facts) -> str:
     return f"one recurrent state of this model takes {size / 2**20:.0f} MiB" if int(value) << 20 < size else ""
 
 
+def _overflows(config: Mapping[str, Value], facts: Facts) -> bool:
+    memory = facts.get("memory")
+    return memory is not None and memory.overflows(config)
+
+
 def _uses(*widths: int) -> Any:
     return lambda c: bool(used(c) & set(widths))
 
@@ -243,12 +248,13 @@ CACHE = (
     Knob(
         "prefix_reuse", "cache", Choice((False, True)), False,
         "Keep blocks and recurrent states of earlier prompts and continue from the longest known prefix.",
+        restart="live",
     ),
     Knob(
         "state_cache_mib", "cache", Pow2(4, 4096), 1024,
         "Most MiB, all ranks together, of recurrent states kept at block borders; a known prefix can be continued only "
         "from one of them. The least recently used go first.",
-        when=lambda c: bool(c["prefix_reuse"]), refuse=_checkpoint,
+        when=lambda c: bool(c["prefix_reuse"]), refuse=_checkpoint, restart="live",
     ),
     Knob("block_size", "cache", Pow2(8, 64), 16, "Tokens per cache block; also the step of prefix reuse."),
     Knob("kv_tokens", "cache", Pow2(1024, 16384), 8192, "Tokens that the latent KV pool holds.", refuse=_pool),
@@ -256,7 +262,7 @@ CACHE = (
 
 SCHEDULER = (
     Knob("max_seqs", "scheduler", Pow2(1, 16), 8, "Sequences decoded together."),
-    Knob("token_budget", "scheduler", Pow2(64, 2048), 512, "Tokens of prefill and decode in one step."),
+    Knob("token_budget", "scheduler", Pow2(64, 2048), 512, "Tokens of prefill and decode in one step.", restart="live"),
     Knob("threads", "scheduler", Int(1, 8), 1, "CPU threads of the engine.", refuse=_threads),
 )
 
@@ -291,6 +297,7 @@ RULES = (
         "CUDA graphs are captured on one device so far: tp and pp must be 1",
         lambda c, facts: c["graphs"] == "cuda" and int(c["tp"]) * int(c["pp"]) > 1,
     ),
+    Rule("memory", "weights, cache and overhead must fit the memory", _overflows),
     Rule(
         "host_embedding",
         "a captured step cannot look tokens up on the host: embed_on must be device",

@@ -57,6 +57,7 @@ _WIDE: Mapping[str, tuple[Value, ...]] = {"graphs": ("cuda", "fused", "compiled"
 _EIGHT: Mapping[str, tuple[Value, ...]] = {
     f"bits_{group}": (8,) for group in ("attention", "dense", "experts", "shared", "lm_head")
 }
+_DRAFTS: Mapping[str, tuple[Value, ...]] = {"spec_method": ("mtp",), "spec_k": (3,), "max_capture_size": (32, 64)}
 _STARTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, tuple[Value, ...]]]]] = {
     "native": {
         "graphs-and-reuse": ("Captured steps and reuse of prefixes, as every published recipe has them.", _WIDE),
@@ -69,17 +70,92 @@ _STARTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, tuple[Value, ...]]]]]
             "The eight-card recipes: tensor ranks with their experts spread over them.",
             {**_WIDE, "tp": (8, 4, 2), "ep": (8, 4, 2)},
         ),
-    }
+    },
+    "vllm": {
+        "fp8-tensor": (
+            "Eight A100 80 GB as first reported (93 tokens/s alone): FP8 on eight tensor ranks, 32 sequences.",
+            {"checkpoint": ("fp8",), "tp": (8,), "max_num_seqs": (32,), "max_model_len": (262144,)},
+        ),
+        "fp8-tensor-expert-draft": (
+            "The eight-card profile with whole experts, drafts and NCCL's ring.",
+            {
+                **_DRAFTS,
+                "checkpoint": ("fp8",),
+                "tp": (8,),
+                "ep": (True,),
+                "gmu": (0.9,),
+                "max_model_len": (524288,),
+                "max_num_batched_tokens": (8192,),
+                "nccl_ring": (True,),
+                "allreduce": ("nccl",),
+            },
+        ),
+        "fp8-stages": (
+            "Eight cards for throughput: two stages of four tensor ranks, 16 sequences, long steps.",
+            {
+                "checkpoint": ("fp8",),
+                "tp": (4,),
+                "pp": (2,),
+                "gmu": (0.8,),
+                "max_num_seqs": (16,),
+                "max_model_len": (1048576,),
+                "max_num_batched_tokens": (16384,),
+            },
+        ),
+        "w4-tensor-draft": (
+            "Four cards for latency: four-bit experts on tensor ranks, the draft layer at 16 bits.",
+            {
+                **_DRAFTS,
+                "checkpoint": ("w4-g128-mtp16",),
+                "tp": (4,),
+                "max_num_batched_tokens": (3460,),
+                "max_model_len": (262144,),
+            },
+        ),
+        "w4-stages-draft": (
+            "Four cards for throughput and long prompts: a stage a card and blocks as large as a state.",
+            {
+                **_DRAFTS,
+                "checkpoint": ("w4-g128-mtp16",),
+                "tp": (1,),
+                "pp": (4,),
+                "block_size": (4608,),
+                "max_num_batched_tokens": (8192,),
+                "max_model_len": (262144,),
+                "gmu": (0.94,),
+                "kv_cap": (4_194_304,),
+            },
+        ),
+        "w4-int8-attention-stages": (
+            "Four cards with INT8 attention and INT4 experts in groups of 32, a stage a card.",
+            {"checkpoint": ("w4-g32-a8",), "tp": (1,), "pp": (4,), "max_model_len": (131072,), "kv_cap": (4_194_304,)},
+        ),
+        "w4-small-cards": (
+            "Eight cards of 40 GB: four-bit experts, whole ones on each tensor rank, two drafted tokens.",
+            {
+                **_DRAFTS,
+                "checkpoint": ("w4-g128-mtp16",),
+                "spec_k": (2,),
+                "tp": (8,),
+                "ep": (True,),
+                "gmu": (0.93,),
+                "max_model_len": (131072,),
+            },
+        ),
+    },
 }
 """Starting points of a search, each value as alternatives, best first."""
 
 
 def starts(space: Space) -> tuple[Preset, ...]:
-    """Published recipes worth measuring first, each knob at the best of its alternatives that ``space`` offers."""
+    """Published recipes worth measuring first, each knob at the best of its alternatives that ``space`` offers.
+
+    One for other hardware, of which a knob has no alternative here, is left out.
+    """
     domains = {knob.name: knob.domain for knob in space.knobs}
     found = []
     for name, (sentence, wanted) in _STARTS.get(space.engine, {}).items():
-        offered = {k: [v for v in several if k in domains and domains[k].contains(v)] for k, several in wanted.items()}
-        values = {k: several[0] for k, several in offered.items() if several}
-        found.append(Preset(name, space.engine, sentence, values))
+        offered = {k: [v for v in several if domains[k].contains(v)] for k, several in wanted.items()}
+        if all(offered.values()):
+            found.append(Preset(name, space.engine, sentence, {k: several[0] for k, several in offered.items()}))
     return tuple(found)

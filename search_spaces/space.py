@@ -14,7 +14,7 @@ from typing import Any
 
 from search_spaces.domain import Choice, Value, same
 
-GROUPS = ("attention", "bits", "layout", "graphs", "cache", "scheduler", "kernel")
+GROUPS = ("attention", "bits", "layout", "graphs", "cache", "scheduler", "speculation", "kernel")
 Facts = Mapping[str, Any]
 
 
@@ -134,7 +134,8 @@ class Space:
             gone = [Removal(knob.name, v, reason) for v, reason in reasons.items() if reason]
             left = tuple(v for v in knob.domain.values if not reasons.get(v))
             if not left:
-                raise SpaceError(f"no value of {knob.name} is possible here: " + "; ".join(r.reason for r in gone))
+                said = dict.fromkeys(removal.reason for removal in gone)
+                raise SpaceError(f"no value of {knob.name} is possible here: " + "; ".join(said))
             removals += gone
             knobs.append(_with_values(knob, left))
         return replace(self, knobs=tuple(knobs), removals=tuple(removals), facts=dict(facts))

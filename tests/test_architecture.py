@@ -18,15 +18,17 @@ SOURCES = sorted(
 LAYERS = (
     ("__main__",),
     ("cli",),
+    ("offer",),
     ("effects", "kernel_search"),
     ("setting", "tune", "report", "exporters"),
     ("decision", "hints", "race", "guards", "endings", "sharing", "record"),
     ("plan", "sampler", "pool", "bench", "kernel_bench", "judge"),
-    ("quality", "loadgen", "telemetry"),
+    ("quality", "loadgen", "telemetry", "infeasible", "launches"),
+    ("memory",),
     ("runtimes",),
     ("objective", "pruning"),
     ("outcome", "slo", "stopping"),
-    ("hardware", "model", "workload", "metrics", "corpus", "stats"),
+    ("hardware", "model", "workload", "metrics", "corpus", "stats", "catalogue"),
 )
 HEAVY = {"torch", "optuna", "sqlalchemy", "transformers", "triton", "ray", "alembic"}
 HOMES = {"optuna": "sampler", "ray": "pool", "torch": "runtimes", "triton": "runtimes"}

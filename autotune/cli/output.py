@@ -130,6 +130,7 @@ def clear_errors() -> Iterator[None]:
 
 
 def _error_types() -> tuple[tuple[type[Exception], ...], ...]:
+    from autotune.catalogue import HardwareError
     from autotune.decision import TuneError
     from autotune.model import ModelError
     from autotune.objective import ObjectiveError
@@ -140,5 +141,5 @@ def _error_types() -> tuple[tuple[type[Exception], ...], ...]:
     from search_spaces import SpaceError
     from tuning_db import StoreError
 
-    wrong = (PlanError, SloError, ModelError, ObjectiveError, WorkloadError, SpaceError, StoreError)
+    wrong = (PlanError, HardwareError, SloError, ModelError, ObjectiveError, WorkloadError, SpaceError, StoreError)
     return wrong, (TuneError,), (EngineError,)

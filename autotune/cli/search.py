@@ -8,7 +8,7 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -114,6 +114,7 @@ def _run(plan: Plan, form: str) -> None:
 def study_of(plan: Plan) -> Iterator[tuple[Tuner, Setting]]:
     """A plan's tuner, on an engine with whatever kernels were tuned here; see `measuring`."""
     from autotune import hints, kernel_search
+    from autotune.launches import Launches
     from autotune.plan import seconds
     from autotune.setting import make_bench, prepare
     from autotune.slo import parse
@@ -129,7 +130,8 @@ def study_of(plan: Plan) -> Iterator[tuple[Tuner, Setting]]:
             key, setting.objective, plan.budget, plan.seed, plan.finalists, plan.blocks,
             slos=tuple(parse(text) for text in plan.slo), seconds=seconds(plan.time), candidates=tuple(candidates),
         )  # fmt: skip
-        yield Tuner(study, make_bench(setting, store, log_folder(key)), store), setting
+        with closing(Launches(setting.runtime, setting.space)) as launches:
+            yield Tuner(study, make_bench(setting, store, log_folder(key), launches), store), setting
 
 
 @contextmanager

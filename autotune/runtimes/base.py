@@ -75,6 +75,9 @@ class Endpoint(Protocol):
     def reset(self) -> None:
         """Forget cached prefixes and counters; running requests must have ended."""
 
+    def adopt(self, config: Config) -> bool:
+        """Run ``config``, which differs in live knobs alone, from now on, as `reset`; False where that cannot be."""
+
 
 class Runtime(Protocol):
     """An engine that can be launched. On every way out of `launch` its processes are gone and its memory is back."""

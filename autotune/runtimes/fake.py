@@ -245,6 +245,12 @@ class FakeEndpoint:
             raise EngineError(Status.CRASH, "measure", f"reset with {self._active} requests running")
         self._generated = 0
 
+    def adopt(self, config: Config) -> bool:
+        self.reset()
+        self._speed *= self._runtime.landscape.speed(config) / self._runtime.landscape.speed(self._config)
+        self._config = config
+        return True
+
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop that jumps to the next timer instead of sleeping, and starts at second 1000."""

@@ -274,8 +274,8 @@ class Disturbed:
         self.inner, self.left, self.space = inner, times, inner.space
         self.quality, self.gate = inner.quality, inner.gate
 
-    def measure(self, config: Config, seed: int, name: str = "trial", watch: Any = None) -> Outcome:
-        outcome = self.inner.measure(config, seed, name, watch)
+    def measure(self, config: Config, seed: int, name: str = "trial", watch: Any = None, fresh: bool = True) -> Outcome:
+        outcome = self.inner.measure(config, seed, name, watch, fresh)
         if not seed or not self.left:
             return outcome
         self.left -= 1

@@ -83,9 +83,8 @@ class Engine:
             str(config["attention"]), int(config.get("kv_splits", 1)), int(config["kda_chunk"]), self.kernels.functions
         )
         self.decoder = build_decoder(self.model, checkpoint, self.widths, recipe, mesh)
-        self.blocks = _blocks(self.model, config)
+        self._admit(config)
         size = self.blocks.size
-        self.scheduler = Scheduler(self.blocks, int(config["max_seqs"]), int(config["token_budget"]))
         # One slot more than sequences, for scoring an idle engine and for the padding of steps; one block for padding.
         self.decoder.attach(
             (self.blocks.count + 1) * size,
@@ -109,6 +108,20 @@ class Engine:
         self._began = time.process_time()
         self._allocations = host.allocations()
         self._steps = dict.fromkeys(STEP_COUNTS, 0)
+
+    def _admit(self, config: Mapping[str, Value]) -> None:
+        """Who gets in, and what is kept of whom: all that the live knobs decide."""
+        self.blocks = _blocks(self.model, config)
+        self.scheduler = Scheduler(self.blocks, int(config["max_seqs"]), int(config["token_budget"]))
+
+    def adopt(self, config: Mapping[str, Value]) -> dict[str, Any]:
+        """Run ``config``, which differs in live knobs alone, with nothing kept; gives what runs now."""
+        if self.busy:
+            raise RuntimeError("adopt needs an idle engine; wait for the running requests")
+        self.knobs = dict(config)
+        self._admit(config)
+        self.reset()
+        return self.effective()
 
     def add(
         self,

@@ -18,6 +18,7 @@ from typing import Any
 from autotune.outcome import EngineError, Status
 from autotune.runtimes.base import Chunk, Generation, RequestError, Score
 from autotune.runtimes.native.kernels import tuning
+from autotune.runtimes.native.layout import Layout
 from autotune.runtimes.native.zygote import Child, died, zygote
 from search_spaces import Config, Value
 
@@ -140,6 +141,12 @@ class NativeEndpoint:
 
     def reset(self) -> None:
         self._call("reset")
+
+    def adopt(self, config: Config) -> bool:
+        if Layout.of(config).world > 1:
+            return False  # ranks admit requests each on its own
+        self._effective = self._call("adopt", dict(config))
+        return True
 
     def _call(self, name: str, *args: Any) -> Any:
         self._check()
