@@ -83,14 +83,39 @@ def machine(hardware: Hardware) -> dict[str, Any]:
     return {"kind": hardware.kind, **hardware.known()}
 
 
-def tier(differs: Sequence[Difference], loosely_same: bool) -> str:
-    """The tier of a match; ``loosely_same``: both machines have one loose key."""
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The differences of one or more parts in short: their distance, and whether they make a match stale or far."""
+
+    distance: float
+    stale: bool
+    far: bool
+
+
+def gap(differs: Sequence[Difference]) -> Gap | None:
+    """The short form; None when nothing that was measured differs."""
     real = [difference for difference in differs if not difference.field.startswith("objective.")]
     if not real:
-        return "exact"
-    if not loosely_same or any(d.distance >= FAR or d.change == "newer" for d in real):
-        return "far"
-    return "stale" if any(d.field.startswith(VERSIONS) for d in real) else "near"
+        return None
+    return Gap(
+        total(real),
+        any(d.field.startswith(VERSIONS) for d in real),
+        any(d.distance >= FAR or d.change == "newer" for d in real),
+    )
+
+
+def rank(gaps: Iterable[Gap | None], loosely_same: bool) -> tuple[int, float]:
+    """(the place in TIERS, the distance) of a match; ``loosely_same``: both machines have one loose key."""
+    distance, stale, far, some = 0.0, False, not loosely_same, False
+    for found in gaps:
+        if found is not None:
+            distance, stale, far, some = distance + found.distance, stale or found.stale, far or found.far, True
+    return (0 if not some else 3 if far else 2 if stale else 1), distance
+
+
+def tier(differs: Sequence[Difference], loosely_same: bool) -> str:
+    """The tier of a match."""
+    return TIERS[rank([gap(differs)], loosely_same)[0]]
 
 
 def total(differs: Iterable[Difference]) -> float:

@@ -173,20 +173,20 @@ def _others(store: Store, asked: _Wanted) -> Iterator[tuple[str, Scenario]]:
 
     Many scenarios share few machines, builds, models and workloads, so that each of those is compared once.
     """
-    rows = store.rows(select(*_LIGHT).where(*asked.where, not_(asked.same())))
-    examples = {(part, row[at]): row.key for row in rows for at, part in enumerate(PARTS, 2)}
-    known = {have.key: have for have in store.scenarios_of(sorted(set(examples.values())))}
-    differs = {place: asked.differences(place[0], known[key]) for place, key in examples.items()}
-    loose = {
-        place[1]: known[key].hardware.loose == asked.hardware.loose
-        for place, key in examples.items()
-        if place[0] == "hardware"
-    }
-    ranked = []
-    for row in rows:
-        found = [difference for at, part in enumerate(PARTS, 2) for difference in differs[part, row[at]]]
-        name = distance.tier(found, loose[row.hardware_key])
-        ranked.append((distance.TIERS.index(name), distance.total(found), -row.created_at, row.key))
+    rows = [tuple(row) for row in store.rows(select(*_LIGHT).where(*asked.where, not_(asked.same())))]
+    gaps: list[dict[str, distance.Gap | None]] = []
+    loose: dict[str, bool] = {}
+    for at, part in enumerate(PARTS, 2):
+        examples = {row[at]: row[0] for row in rows}
+        known = {have.key: have for have in store.scenarios_of(list(examples.values()))}
+        gaps.append({place: distance.gap(asked.differences(part, known[key])) for place, key in examples.items()})
+        if part == "hardware":
+            loose = {place: known[key].hardware.loose == asked.hardware.loose for place, key in examples.items()}
+    machines, builds, models, workloads = gaps
+    ranked = [
+        (*distance.rank((machines[m], builds[b], models[o], workloads[w]), loose[m]), -created, key)
+        for key, created, m, b, o, w in rows
+    ]
     for place, _, _, key in sorted(ranked):
         yield distance.TIERS[place], store.scenario(key)
 

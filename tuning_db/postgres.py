@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, create_engine, exc, inspect, make_url, select, text
 
-from tuning_db.canonical import canonical
+from tuning_db.canonical import encoded
 from tuning_db.errors import StoreError
 from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION, meta, tool_version
 
@@ -44,7 +44,7 @@ def _engine(url: str, readonly: bool) -> Engine:
             pool_recycle=1800,
             pool_size=2,
             hide_parameters=True,
-            json_serializer=lambda value: canonical(value).decode(),
+            json_serializer=encoded,
             connect_args={
                 "connect_timeout": 10,
                 **({"options": "-c default_transaction_read_only=on"} if readonly else {}),

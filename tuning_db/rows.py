@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from tuning_db.canonical import cleaned, plain
+from tuning_db.canonical import Encoded, cleaned, encoded, plain, quick
 from tuning_db.errors import BadValue
 from tuning_db.records import Hardware, Reference, Sample, Scenario, Trial
 from tuning_db.timelines import pack
@@ -55,15 +55,20 @@ def trial_row(trial: Trial) -> Values:
         raise BadValue(f"trial {trial.id}: seed {trial.seed} or block {trial.block} is too large to store")
     name = f"trial {trial.id}: "
     check_short(name, scenario_key=trial.scenario_key, config_key=trial.config_key, stage=trial.stage)
-    strict = ("scenario_key", "stage", "config", "config_key", "status", "block", "seed", "started_at", "ended_at")
-    loose = ("reason", "effective", "counters", "provenance")
+    words = ("scenario_key", "stage", "config_key", "status", "block", "seed", "started_at", "ended_at")
     return {
         "id": trial.id,
         "counted": bool(trial.counted),
-        "metrics": _numbers(trial.metrics, name + "metrics"),
-        "seconds": _numbers(trial.seconds, name + "seconds"),
-        **{field: _plain(getattr(trial, field), name + field) for field in strict},
-        **{field: _plain(cleaned(getattr(trial, field)), name + field) for field in loose},
+        **{field: _plain(getattr(trial, field), name + field) for field in words},
+        "reason": _plain(cleaned(trial.reason), name + "reason"),
+        "config": _json(trial.config, name + "config"),
+        "metrics": _json(_numbers(trial.metrics, name + "metrics"), name + "metrics"),
+        "seconds": _json(_numbers(trial.seconds, name + "seconds"), name + "seconds"),
+        **{
+            field: quick(value) or _json(cleaned(value), name + field)
+            for field in ("effective", "counters", "provenance")
+            for value in (getattr(trial, field),)
+        },
     }
 
 
@@ -118,11 +123,18 @@ def _plain(value: object, path: str) -> Any:
         raise BadValue(str(error)) from error
 
 
+def _json(value: object, path: str) -> Encoded:
+    try:
+        return encoded(value, path)
+    except ValueError as error:
+        raise BadValue(str(error)) from error
+
+
 def _numbers(values: Mapping[str, float], path: str) -> dict[str, float]:
     for name, value in values.items():
         if not isinstance(value, (int, float)):
             raise BadValue(f"{path}.{name} is {value!r}, not a number; leave out what was not measured")
     try:
-        return {name: float(value) for name, value in _plain(values, path).items()}
+        return {name: float(value) for name, value in values.items()}
     except OverflowError as error:
         raise BadValue(f"{path} holds an integer too large for a float") from error

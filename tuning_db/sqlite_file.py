@@ -20,7 +20,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.pool import QueuePool
 
-from tuning_db.canonical import canonical
+from tuning_db.canonical import encoded
 from tuning_db.errors import Damaged, StoreError, StoreWarning
 from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION, tool_version
 
@@ -78,7 +78,7 @@ def connect(path: Path, readonly: bool = False) -> Engine:
         creator=open_file,
         poolclass=QueuePool,
         hide_parameters=True,
-        json_serializer=lambda value: canonical(value).decode(),
+        json_serializer=encoded,
     )
 
     @event.listens_for(engine, "begin")

@@ -58,6 +58,14 @@ def test_the_history_is_one_line():
         ("SELECT * FROM trials WHERE id >= 'a' AND id < 'ag' ORDER BY id", "sqlite_autoindex_trials_1"),
         ("SELECT * FROM scenarios WHERE hardware_key = 'a'", "ix_scenarios_hardware_key"),
         ("SELECT * FROM hardware WHERE loose = 'a'", "ix_hardware_loose"),
+        (
+            "SELECT key, created_at, hardware_key FROM scenarios WHERE subject_key = 'a'",
+            "COVERING INDEX ix_scenarios_parts",
+        ),
+        ("SELECT * FROM scenarios WHERE measured_key = 'a'", "ix_scenarios_measured_key"),
+        ("SELECT * FROM trials WHERE status = 'oom' ORDER BY ended_at DESC LIMIT 20", "ix_trials_status_ended_at"),
+        ("SELECT * FROM trials WHERE status = 'oom' AND ended_at > 5", "ix_trials_status_ended_at"),
+        ("SELECT * FROM claims WHERE scenario_key = 'a'", "sqlite_autoindex_claims_1"),
     ],
 )
 def test_common_questions_use_an_index(tmp_path, query, index):

@@ -22,7 +22,8 @@ def upgrade() -> None:
     for name in PARTS:
         op.add_column("scenarios", sa.Column(name, key, nullable=False, server_default=""))
     _fill()
-    op.create_index("ix_scenarios_subject_key", "scenarios", ["subject_key"])
+    parts = ["subject_key", "hardware_key", "engine_key", "model_key", "workload_key", "created_at", "key"]
+    op.create_index("ix_scenarios_parts", "scenarios", parts)
     op.create_index("ix_trials_status_ended_at", "trials", ["status", "ended_at"])
     op.create_table(
         "claims",
