@@ -130,6 +130,11 @@ def _launchable(engine: str) -> None:
         )
 
 
+def engine_build(plan: Plan, kernels: Entries | None = None) -> Mapping[str, Any]:
+    """What the plan's engine would be here now, as part of a scenario. Raises SpaceError for an unknown engine."""
+    return _runtime(plan.engine, Path(plan.model) if plan.model else reference_model(), kernels).version()
+
+
 def make_bench(setting: Setting, store: Store, logs: Path, launches: Launches | None = None) -> Bench:
     """A bench whose quality references and results are cached in ``store``."""
     plan = setting.plan

@@ -185,6 +185,12 @@ class Store:
             found |= {row.key: rows.scenario_record(row) for row in self.rows(query)}
         return [found[key] for key in keys if key in found]
 
+    def subjects(self) -> list[tuple[str, str | None, str | None]]:
+        """(engine, name of the model, name of the workload) of all scenarios, each once and in order."""
+        names = [scenarios.c[part]["name"].as_string() for part in ("model", "workload")]
+        found = {(row[0], row[1], row[2]) for row in self.rows(select(scenarios.c.engine, *names).distinct())}
+        return sorted(found, key=lambda names: tuple(name or "" for name in names))
+
     def machines(self, text: str = "") -> list[Hardware]:
         """The hardware whose key begins with ``text``, or whose label contains it in any case; by label."""
         query = select(hardware.c.kind, hardware.c.facts, hardware.c.host).order_by(hardware.c.label, hardware.c.key)

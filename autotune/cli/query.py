@@ -18,6 +18,8 @@ QUERY_EPILOG = """\b
 Filters: any field, metric or knob with a unit, and / or / parentheses.
 
 Example: autotune query 'tasks_per_min>100 and kv_dtype=int8' --sort -tasks_per_min --limit 5
+
+Example: autotune query --best --slo 'ttft_p99<500ms'
 """
 
 
@@ -35,6 +37,14 @@ Example: autotune query 'tasks_per_min>100 and kv_dtype=int8' --sort -tasks_per_
     help="Only the Pareto front of these metrics (commas between them; latency, throughput, quality, memory and cost "
     "are words for one), over the trials that ended well.",
 )
+@click.option(
+    "--best",
+    is_flag=True,
+    help="Instead of trials, the best confirmed configuration for this machine, or the one of --hardware: exact, else "
+    "near, else stale (older software), else far, with everything that differs.",
+)
+@click.option("--objective", help="With --best: the metric to judge by. [default: the one it was searched with]")
+@click.option("--slo", multiple=True, metavar="LIMIT", help="With --best: a limit such as 'ttft_p99<500ms'.")
 @click.option("--columns", help="Fields to print, separated by commas.")
 @db_option
 @output.format_option
@@ -46,10 +56,20 @@ def query(
     columns: str | None,
     db: str | None,
     form: str,
+    best: bool,
+    objective: str | None,
+    slo: tuple[str, ...],
     **only: Any,
 ) -> None:
-    """List trials by hardware, model, engine and metric."""
+    """List trials by hardware, model, engine and metric; with --best, what to deploy here."""
+    if (objective or slo) and not best:
+        raise click.UsageError("--objective and --slo belong to --best")
     with output.clear_errors():
+        if best:
+            from autotune.cli.best import show as show_best
+
+            show_best(db, form, limit, objective, slo, {name: value for name, value in only.items() if value})
+            return
         from autotune.objective import Objective
         from tuning_db import open_store
         from tuning_db.query import pick, select

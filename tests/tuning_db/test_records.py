@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuning_db import Hardware, canonical, digest, new_id
+from tuning_db.canonical import plain, quick
 
 A100 = {
     "product": "NVIDIA A100-SXM4-80GB",
@@ -62,6 +64,21 @@ def test_canonical_json_does_not_depend_on_the_order_of_keys(value):
         return [turned(item) for item in part] if isinstance(part, list) else part
 
     assert canonical(turned(value)) == canonical(value)
+
+
+class Word(str):
+    pass
+
+
+@given(
+    json_values
+    | st.sampled_from([(1, [2]), {"a": -0.0}, {"a": Word("b")}, {1: 2}, {"a": "\x00"}, ["\ud800"], float("nan")])
+)
+def test_the_quick_way_gives_the_same_text_or_none(value):
+    text = quick(value)
+    if text is not None:
+        assert text == canonical(value).decode() and json.loads(text) == json.loads(json.dumps(plain(value)))
+        assert text == json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 @pytest.mark.parametrize(
