@@ -174,14 +174,14 @@ def _others(store: Store, asked: _Wanted) -> Iterator[tuple[str, Scenario]]:
     Many scenarios share few machines, builds, models and workloads, so that each of those is compared once.
     """
     rows = [tuple(row) for row in store.rows(select(*_LIGHT).where(*asked.where, not_(asked.same())))]
-    gaps: list[dict[str, distance.Gap | None]] = []
-    loose: dict[str, bool] = {}
-    for at, part in enumerate(PARTS, 2):
-        examples = {row[at]: row[0] for row in rows}
-        known = {have.key: have for have in store.scenarios_of(list(examples.values()))}
-        gaps.append({place: distance.gap(asked.differences(part, known[key])) for place, key in examples.items()})
-        if part == "hardware":
-            loose = {place: known[key].hardware.loose == asked.hardware.loose for place, key in examples.items()}
+    examples = [{row[at]: row[0] for row in rows} for at in range(2, 2 + len(PARTS))]
+    keys = sorted({key for found in examples for key in found.values()})
+    known = {have.key: have for have in store.scenarios_of(keys)}
+    gaps = [
+        {place: distance.gap(asked.differences(part, known[key])) for place, key in found.items()}
+        for part, found in zip(PARTS, examples, strict=True)
+    ]
+    loose = {place: known[key].hardware.loose == asked.hardware.loose for place, key in examples[0].items()}
     machines, builds, models, workloads = gaps
     ranked = [
         (*distance.rank((machines[m], builds[b], models[o], workloads[w]), loose[m]), -created, key)

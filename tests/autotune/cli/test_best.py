@@ -44,7 +44,10 @@ def confirm(store, scenario, name, speed, scale):
             key, stage="confirm", block=block, config={"name": name}, config_key=f"c1:{name}",
             metrics={"output_tok_s": speed + block},
         )  # fmt: skip
-        slow = [replace(sample, sent=0.0, token_times=tuple(scale * n for n in range(1, 5))) for sample in make_samples(trial.id, 200)]
+        slow = [
+            replace(sample, sent=0.0, token_times=tuple(scale * n for n in range(1, 5)))
+            for sample in make_samples(trial.id, 200)
+        ]
         store.add(trial, slow)
 
 
