@@ -26,11 +26,12 @@ def show(
     limits = tuple(parse(text) for text in slos)
     with open_store(db, readonly=True) as store:
         machine = _machine(store, only.get("hardware"))
-        rows = []
-        for engine, model, workload in _subjects(store, only):
-            names = {"engine": engine, "model": model, "workload": workload}
-            build = None if only.get("hardware") else _build(engine, db, store)
-            row = _row(store, machine, objective, limits, {**names, "build": build})
+        rows, here = [], not only.get("hardware")
+        subjects = _subjects(store, only)
+        builds = {engine: _build(engine, store) if here else None for engine in {names[0] for names in subjects}}
+        for engine, model, workload in subjects:
+            names = {"engine": engine, "model": model, "workload": workload, "build": builds[engine]}
+            row = _row(store, machine, objective, limits, names)
             rows += [row] if row else []
     if not rows:
         output.fail(f"nothing was confirmed that answers for {machine.label}; `autotune search` measures it", 3)
@@ -78,15 +79,17 @@ def _subjects(store: Store, only: Mapping[str, str]) -> list[tuple[str, str | No
     ]
 
 
-def _build(engine: str, db: str | None, store: Store) -> Mapping[str, Any] | None:
+def _build(engine: str, store: Store) -> Mapping[str, Any] | None:
     """The build of an engine as it would run here now; None for one that is not on this machine."""
+    from dataclasses import replace
+
     from autotune import kernel_search, setting
     from autotune.plan import resolve
     from search_spaces import SpaceError
 
     try:
-        plan = resolve({"engine": engine, "db": db}, os.environ)
-        return setting.engine_build(plan, kernel_search.tuned(plan, store))
+        plan = replace(resolve({"engine": engine}, os.environ), only="", knobs={})
+        return setting.engine_build(plan, kernel_search.prepare(plan).table(store))
     except SpaceError:
         return None
 

@@ -29,7 +29,7 @@ def on(engine="native", build=None, **facts):
 def path(tmp_path, monkeypatch):
     """A fast and a slow configuration confirmed on 4 GPUs that this machine has, and one on 8."""
     monkeypatch.setattr("autotune.hardware.probe", lambda: Probe("gpu", FACTS))
-    monkeypatch.setattr("autotune.cli.best._build", lambda engine, db, store: {"source": "s1", "torch": "2.9"})
+    monkeypatch.setattr("autotune.cli.best._build", lambda engine, store: {"source": "s1", "torch": "2.9"})
     with open_store(tmp_path / "tuning.db") as store:
         confirm(store, on(), "fast", 300.0, 9.0)
         confirm(store, on(), "slow", 100.0, 0.1)
@@ -94,7 +94,7 @@ def test_another_machine_is_asked_by_name(path):
 def test_an_answer_from_elsewhere_says_so_in_both_streams(path, monkeypatch, facts, build, tier, named):
     monkeypatch.setattr("autotune.hardware.probe", lambda: Probe("gpu", {**FACTS, **facts}))
     if build:
-        monkeypatch.setattr("autotune.cli.best._build", lambda engine, db, store: build)
+        monkeypatch.setattr("autotune.cli.best._build", lambda engine, store: build)
     done = run(path)
     (row,) = json.loads(done.stdout)["best"]
     assert row["tier"] == tier and named in row["differs"] and row["distance"] > 0
