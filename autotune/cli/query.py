@@ -72,6 +72,7 @@ Example: autotune query --best --slo 'ttft_p99<500ms'
 )
 @click.option("--objective", help="With --best: the metric to judge by. [default: the one it was searched with]")
 @click.option("--slo", multiple=True, metavar="LIMIT", help="With --best: a limit such as 'ttft_p99<500ms'.")
+@click.option(
     "--group",
     metavar="FIELD",
     shell_complete=complete_field,
