@@ -36,8 +36,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tuning_db.errors import Refused
 from tuning_db.exchange_lines import LONGEST_LINE, Values, Writer, checked, encoded
-from tuning_db.migrate import tool_version
-from tuning_db.schema import Json, hardware, reference_blobs, samples, scenarios, trials
+from tuning_db.schema import Json, hardware, reference_blobs, samples, scenarios, tool_version, trials
 from tuning_db.store import Store
 
 BATCH = 5000
