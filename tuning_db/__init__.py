@@ -16,6 +16,7 @@ from tuning_db.errors import (
     DuplicateTrial,
     NotFound,
     QueryError,
+    Refused,
     StoreError,
     StoreWarning,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "NotFound",
     "QueryError",
     "Reference",
+    "Refused",
     "Sample",
     "Scenario",
     "Store",

@@ -31,5 +31,9 @@ class QueryError(StoreError):
     """A filter that cannot be read; the message points at the place and names the nearest field."""
 
 
+class Refused(StoreError):
+    """A file of exported records that is cut short, changed, too new or not one at all; nothing of it was stored."""
+
+
 class StoreWarning(UserWarning):
     """The database works, but where it lies puts it at risk."""

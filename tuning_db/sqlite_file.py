@@ -71,6 +71,10 @@ def connect(path: Path, readonly: bool = False) -> Engine:
         raw = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         raw.execute("PRAGMA foreign_keys=ON")
         raw.execute("PRAGMA synchronous=NORMAL")
+        # SQLite's own knows ASCII only; filters compare in any case of any alphabet.
+        raw.create_function(
+            "lower", 1, lambda text: text.lower() if isinstance(text, str) else text, deterministic=True
+        )
         return raw
 
     engine = create_engine(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from autotune.cli import output
+from autotune.cli import db_exchange, output
 
 db_option = click.option(
     "--db", "url", envvar="AUTOTUNE_DB", help="SQLite file or database URL. [default: the platform's data folder]"
@@ -20,7 +20,7 @@ Example: autotune db check
 
 @click.group(epilog=EPILOG)
 def db() -> None:
-    """Look after the tuning database: check, back it up, prune, vacuum, upgrade."""
+    """Look after the tuning database: check, back it up, prune, vacuum, upgrade; share it, and ask it in SQL."""
 
 
 CHECK_EPILOG = """\b
@@ -130,3 +130,7 @@ def upgrade(url: str | None) -> None:
         before, after = upkeep.upgrade(url)
         same = f"schema {after}, the newest: nothing to do"
         click.echo(same if before == after else f"schema {before} is now schema {after}")
+
+
+for command in (db_exchange.export, db_exchange.import_, db_exchange.merge, db_exchange.optuna, db_exchange.sql):
+    db.add_command(command)

@@ -56,7 +56,8 @@ def cell(value: Any, name: str = "") -> str:
         from autotune.metrics import METRICS
 
         known = {"bytes": "B", "s": "s"}.get(name.rpartition("_")[2], "")
-        unit = METRICS[name].unit if name in METRICS else known
+        metric = name if name in METRICS else name.rpartition("_")[0]  # as in kl_mean and in kl_mean_best
+        unit = METRICS[metric].unit if metric in METRICS else known
         return quantity(float(value), unit)
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False)

