@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
+import warnings
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +14,8 @@ from contracts.records import make_samples, make_scenario, make_trial
 
 from autotune.cli import main
 from tuning_db import open_store
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "schema"
 
 
 @pytest.fixture
@@ -78,6 +83,21 @@ def test_prune_shows_asks_and_deletes(path):
     with open_store(path) as store:
         assert [trial.stage for trial in store.trials()] == ["confirm"]
     assert "would delete the requests of 0 trials" in run("prune", "--older", "5d", "--yes", "--db", path).stdout
+
+
+def test_an_old_file_is_upgraded_with_one_clear_line(tmp_path):
+    path = tmp_path / "tuning.db"
+    with sqlite3.connect(path) as connection:
+        connection.executescript((GOLDEN / "1.sql").read_text(encoding="utf-8"))
+    connection.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = run("upgrade", "--db", path)
+    (copy,) = tmp_path.glob("tuning.db.schema1-*")
+    assert done.stdout == "schema 1 is now schema 2\n"
+    assert done.stderr == (
+        f"warning: tuning database {path} had schema 1 and now has 2; {copy.name} beside it is a copy of what it was\n"
+    )
 
 
 def test_upgrade_says_what_it_did(path):
