@@ -145,7 +145,7 @@ def _clear_warnings() -> Iterator[None]:
         else:
             usual(message, category, *where, **more)
 
-    warnings.showwarning = show  # type: ignore[assignment]
+    warnings.showwarning = show
     try:
         yield
     finally:
