@@ -66,7 +66,7 @@ def write(path: Path, name: str, scenario: Scenario, trials: Sequence[Trial], ob
 
 def _fill(part: Path, name: str, scenario: Scenario, trials: Sequence[Trial], objective: Objective) -> None:
     storage = optuna.storages.RDBStorage(f"sqlite:///{part}")
-    # Optuna writes a trial in some fifty statements; the file is thrown away unless it is whole, so none waits for a disk.
+    # Optuna writes a trial in some fifty statements; the file is kept only when whole, so none waits for the disk.
     sqlalchemy.event.listen(storage.engine, "connect", lambda raw, _: raw.execute("PRAGMA synchronous=OFF"))
     storage.engine.dispose()
     try:

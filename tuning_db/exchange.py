@@ -260,7 +260,8 @@ def _add_trials(connection: Connection, here: ColumnElement[bool]) -> int:
     ):
         names = [c.name for c in table.c]
         statement = _insert(connection, table).from_select(names, query.where(here).order_by(_incoming.c.id))
-        added = connection.execute(statement.on_conflict_do_nothing()).rowcount
+        keep = {"preserve_rowcount": True}
+        added = connection.execute(statement.on_conflict_do_nothing(), execution_options=keep).rowcount
         if table is trials:
             new = added
     return new
