@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autotune import stats
+from autotune.judge import Judge
 from autotune.objective import Objective
 from autotune.outcome import Status
 from search_spaces import Config
@@ -33,6 +34,16 @@ def enter(ranked: Sequence[tuple[float, Config]], limit: int, band: float = stat
         if len(chosen) == limit:
             break
     return [config for _, config in chosen]
+
+
+def finalists(rows: Sequence[Trial], judge: Judge, limit: int) -> list[Config]:
+    """The best feasible configurations of the search's ``rows``, best first; of those given up where none is left."""
+    good = [(value, trial) for trial in rows if (value := judge.feasible(trial)) is not None]
+    if not good:
+        pruned = [trial for trial in rows if trial.status == Status.PRUNED]
+        good = [(value, trial) for trial in pruned if (value := judge.goodness(trial)) is not None][:1]
+    good.sort(key=lambda row: (-row[0], row[1].config_key))
+    return enter([(value, Config(trial.config)) for value, trial in good], limit)
 
 
 def differing(left: Config, right: Config) -> int:

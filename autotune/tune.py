@@ -264,14 +264,8 @@ class Tuner:
 
         Where every other was given up part-way, the best of those, so that the default is confirmed against one.
         """
-        default = self.space.default()
-        rows = [trial for trial in self.stored("search") if trial.config_key != default.key]
-        good = [(value, trial) for trial in rows if (value := self.judge.feasible(trial)) is not None]
-        if not good:
-            pruned = [trial for trial in rows if trial.status == Status.PRUNED]
-            good = [(value, trial) for trial in pruned if (value := self.judge.goodness(trial)) is not None][:1]
-        good.sort(key=lambda row: (-row[0], row[1].config_key))
-        return race.enter([(value, Config(trial.config)) for value, trial in good], self.study.finalists)
+        rows = [trial for trial in self.stored("search") if trial.config_key != self.space.default().key]
+        return race.finalists(rows, self.judge, self.study.finalists)
 
     def confirm(self) -> Iterator[Trial]:
         """Re-measure the finalists interleaved with the default in random order, a fresh launch each time.

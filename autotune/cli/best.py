@@ -29,6 +29,8 @@ def show(
         rows, here = [], not only.get("hardware")
         subjects = _subjects(store, only)
         builds = {engine: _build(engine, store) if here else None for engine in {names[0] for names in subjects}}
+        for engine in sorted(engine for engine, build in builds.items() if here and build is None):
+            output.note(f"{engine}: its build here is unknown, so only the machine is compared")
         for engine, model, workload in subjects:
             names = {"engine": engine, "model": model, "workload": workload, "build": builds[engine]}
             row = _row(store, machine, objective, limits, names)
@@ -84,13 +86,14 @@ def _build(engine: str, store: Store) -> Mapping[str, Any] | None:
     from dataclasses import replace
 
     from autotune import kernel_search, setting
+    from autotune.outcome import EngineError
     from autotune.plan import resolve
     from search_spaces import SpaceError
 
     try:
         plan = replace(resolve({"engine": engine}, os.environ), only="", knobs={})
         return setting.engine_build(plan, kernel_search.prepare(plan).table(store))
-    except SpaceError:
+    except (SpaceError, EngineError):
         return None
 
 

@@ -103,6 +103,16 @@ def test_an_answer_from_elsewhere_says_so_in_both_streams(path, monkeypatch, fac
     assert tier in table and named.split(" ")[0] in table
 
 
+def test_an_engine_that_is_not_here_says_that_its_build_was_not_compared(path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("autotune.hardware.probe", lambda: Probe("gpu", FACTS))
+    with open_store(path) as store:
+        confirm(store, on("sglang"), "fast", 300.0, 0.1)
+    done = run(path, "--engine", "sglang")
+    assert json.loads(done.stdout)["best"][0]["tier"] == "exact"
+    assert "sglang: its build here is unknown, so only the machine is compared" in done.stderr
+
+
 def test_nothing_confirmed_is_exit_code_3(tmp_path, path):
     open_store(tmp_path / "empty.db").close()
     done = run(tmp_path / "empty.db")
