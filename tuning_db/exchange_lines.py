@@ -166,9 +166,9 @@ class _Reader:
             raise self.refused(f"it holds a {kind[:40]!r}, which this tool does not know")
         if values.keys() != fields.keys():
             raise self.refused(f"the fields of a {kind} are {', '.join(fields)}")
-        for field, types in fields.items():
-            if type(values[field]) not in types:
-                raise self.refused(f"{field} is {str(values[field])[:40]!r}, which is of the wrong type")
+        for field, value in values.items():
+            if type(value) not in fields[field]:
+                raise self.refused(f"{field} is {str(value)[:40]!r}, which is of the wrong type")
         here = (KINDS.index(kind), values["id" if kind == "trial" else "key"])
         if here <= self.last:
             raise self.refused(f"{kind} {here[1][:80]} stands twice or out of order")
@@ -215,15 +215,15 @@ class _Reader:
 
     def _is_simple(self, values: Values, text: str) -> bool:
         """Whether a trial can be stored as it is read; any other goes through the checks of a measured one."""
-        measured = (*values["metrics"].values(), *values["seconds"].values())
+        kinds = {*map(type, values["metrics"].values()), *map(type, values["seconds"].values())}
         return (
-            not _SUSPECT.search(text)
+            not (("\\u" in text or "-0" in text) and _SUSPECT.search(text))
             and text.count("{") + text.count("[") < DEEPEST
             and _ID.fullmatch(values["id"]) is not None
             and max(len(values["config_key"]), len(values["stage"])) <= rows.LONGEST_KEY
             and abs(values["seed"]) < 1 << 63
             and abs(values["block"]) < 1 << 31
-            and all(type(value) is float for value in measured)
+            and kinds <= {float}
             and math.isfinite(values["started_at"])
             and math.isfinite(values["ended_at"])
         )
