@@ -42,6 +42,9 @@ from tuning_db.store import Store
 BATCH = 5000
 """Trials of one short transaction: an import never holds a search up for long."""
 
+_BULK = {"cache_size": -262144, "wal_autocheckpoint": 16384}
+"""SQLite's settings for many rows at once: 256 MiB of indexes in memory, and 64 MiB of log between two checkpoints."""
+
 _aside = MetaData()
 _incoming = Table(
     "incoming_trials",
@@ -93,7 +96,11 @@ def take(store: Store, lines: Iterable[bytes], name: str) -> Taken:
     ``name`` is what messages call the source.
     """
     with store.clear_errors(), store.engine.connect() as connection:
-        connection.detach()  # closing it for good also drops what was put aside
+        connection.detach()  # closing it for good also drops what was put aside and undoes what is set here
+        if connection.dialect.name == "sqlite":
+            for name, value in _BULK.items():
+                connection.exec_driver_sql(f"PRAGMA {name}={value}")
+            connection.rollback()
         with connection.begin():
             _aside.create_all(connection)
         machines: list[Values] = []
