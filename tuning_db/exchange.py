@@ -98,8 +98,8 @@ def take(store: Store, lines: Iterable[bytes], name: str) -> Taken:
     with store.clear_errors(), store.engine.connect() as connection:
         connection.detach()  # closing it for good also drops what was put aside and undoes what is set here
         if connection.dialect.name == "sqlite":
-            for name, value in _BULK.items():
-                connection.exec_driver_sql(f"PRAGMA {name}={value}")
+            for setting, value in _BULK.items():
+                connection.exec_driver_sql(f"PRAGMA {setting}={value}")
             connection.rollback()
         with connection.begin():
             _aside.create_all(connection)

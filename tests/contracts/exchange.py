@@ -65,7 +65,7 @@ class ExchangeContract:
         raise NotImplementedError
 
     runs = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.booleans()), max_size=8)
-    examples = 6
+    examples = 4
 
     def test_merging_in_any_order_and_again_gives_the_same_bytes(self, new: New) -> None:
         @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
