@@ -34,7 +34,8 @@ def read(store: Store, statement: str, limit: int) -> tuple[list[str], list[dict
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in ("sqlite3", "psycopg"):
                 raise
-            raise QueryError(f"SQL: {' '.join(str(error).split())}") from error
+            hint = "; this door only reads" if "not authorized" in str(error) else ""
+            raise QueryError(f"SQL: {' '.join(str(error).split())}{hint}") from error
     columns: list[str] = []
     for name in names:
         same = sum(name == other for other in names[: len(columns)])
