@@ -17,15 +17,17 @@ import numpy as np
 from autotune.allocation import Costs, Floats, predicted, refine, size
 from autotune.bench import Bench
 from autotune.catalogue import Machine
+from autotune.hints import Candidate, fitted
 from autotune.memory.forecast import forecast
 from autotune.outcome import EngineError, Status
 from autotune.quality import Cache, kl_divergence
 from autotune.setting import SEQUENCE, Setting
 from search_spaces import Choice, Config, Space
 from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS, WIDTHS
+from search_spaces.presets import starts
 
 RUNGS = 8
-MEASUREMENTS = 8
+MEASUREMENTS = 5
 """Whole-model KL measurements that one rung may take."""
 SEQUENCES = 4
 PIECE = 64
@@ -146,6 +148,21 @@ def narrowed(space: Space, rungs: Sequence[Rung]) -> Space:
     found = space.limit({**{name: (value,) for name, value in FIXED.items()}, "bits_vector": vectors}, REASON)
     knobs = [replace(k, domain=Choice(vectors, ordered=True)) if k.name == "bits_vector" else k for k in found.knobs]
     return replace(found, knobs=tuple(knobs))
+
+
+def candidates(space: Space, rungs: Sequence[Rung], max_kl: float) -> list[Candidate]:
+    """First candidates: graphs and reuse of prefixes with half of the bytes, and the fewest well inside the gate."""
+    if not rungs:
+        return []
+    base = next((dict(p.values) for p in starts(space) if p.name == "graphs-and-reuse"), {})
+    half = min(rungs, key=lambda rung: abs(rung.weight_bytes - rungs[0].weight_bytes / 2))
+    least = [rung for rung in rungs if rung.kl <= max_kl / 2][-1]
+    found: dict[str, Candidate] = {}
+    for rung in (half, least):
+        config = fitted(space, {**base, "bits_vector": rung.vector})
+        if config is not None and config != space.default():
+            found[config.key] = Candidate(config, f"ladder, {rung.weight_bytes / 2**20:.3g} MiB of weights")
+    return list(found.values())
 
 
 class _Judge:

@@ -15,6 +15,7 @@ COMMANDS = {
     "effects": "autotune.cli.effects",
     "export": "autotune.cli.export",
     "serve": "autotune.cli.export",
+    "bits": "autotune.cli.bits",
     "space": "autotune.cli.space",
     "probe": "autotune.cli.space",
 }
