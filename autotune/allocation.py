@@ -91,7 +91,9 @@ def refine(
 ) -> Refined | None:
     """From the knapsack's answer, take every level switch that measures better, most promising first.
 
-    Ends after ``limit`` measurements, or when no switch is better. None where nothing fits the budget.
+    Beside the switches stand the knapsack's answers with one group held at another width, since allocations far from
+    each other can be predicted to cost nearly the same. Ends after ``limit`` measurements, or when no switch is better.
+    None where nothing fits the budget.
     """
     start = allocate(costs, budget, stages)
     if start is None:
@@ -104,11 +106,13 @@ def refine(
             known[key] = measure(widths)
         return known[key]
 
+    far = list(pinned(costs, start, budget, stages))
     now, here = start, kl(start)
     moved = True
     while moved and len(known) < limit:
         moved = False
-        for other in switches(costs, now, budget, stages):
+        near = switches(costs, now, budget, stages)
+        for other in sorted([*near, *far], key=lambda widths: predicted(costs, widths)):
             if len(known) >= limit:
                 break
             if tuple(other.values()) not in known and better(here, kl(other)):
@@ -122,7 +126,7 @@ def switches(
 ) -> Iterator[Widths]:
     """Allocations within the budget in which one group is wider and at most two others are narrower than ``now``.
 
-    Each narrowing is one step; least predicted KL first.
+    Every change is one step.
     """
     up, down = ({g: w for g in costs if (w := _step(costs[g], now[g], by)) is not None} for by in (1, -1))
     found: dict[tuple[int, ...], Widths] = {}
@@ -133,7 +137,18 @@ def switches(
                 made = {**now, group: width, **narrower}
                 if size(costs, made, stages) <= budget:
                     found.setdefault(tuple(made.values()), made)
-    yield from sorted(found.values(), key=lambda widths: predicted(costs, widths))
+    yield from found.values()
+
+
+def pinned(
+    costs: Costs, now: Mapping[str, int], budget: float, stages: Mapping[str, int] | None = None
+) -> Iterator[Widths]:
+    """The best allocations in which one group has a given width other than ``now``'s."""
+    for group, choices in costs.items():
+        for width in choices:
+            held = allocate({**costs, group: {width: choices[width]}}, budget, stages) if width != now[group] else None
+            if held is not None:
+                yield held
 
 
 def _step(choices: Mapping[int, Any], width: int, by: int) -> int | None:
