@@ -146,7 +146,7 @@ def make_bench(setting: Setting, store: Store, logs: Path, launches: Launches | 
     )  # fmt: skip
     identity = {"build": dict(setting.scenario.engine_build), "model": dict(setting.scenario.model)}
     quality = Quality(
-        setting.whole, setting.heldout, _StoreCache(store), identity,
+        setting.whole, setting.heldout, StoreCache(store), identity,
         lambda config: bench.score(config, setting.heldout),
     )  # fmt: skip
     return replace(bench, quality=quality)
@@ -164,7 +164,7 @@ def _runtime(engine: str, folder: Path, kernels: Entries | None) -> Runtime:
 
 
 @dataclass(frozen=True, slots=True)
-class _StoreCache:
+class StoreCache:
     """`quality.Cache` over the tuning database."""
 
     store: Store

@@ -19,6 +19,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("offer",),
+    ("ladder",),
     ("effects", "kernel_search"),
     ("setting", "tune", "report", "exporters", "optuna_study"),
     ("decision", "hints", "race", "guards", "endings", "sharing", "record"),
