@@ -29,7 +29,6 @@ from search_spaces.presets import starts
 RUNGS = 8
 MEASUREMENTS = 5
 """Whole-model KL measurements that one rung may take."""
-SEQUENCES = 4
 PIECE = 64
 """Positions whose mean KL is one piece of the paired comparison; neighbours in a text are not independent."""
 REASON = "the ladder of bit widths decides it (--bits groups searches widths by group)"
@@ -106,7 +105,7 @@ def build(
 
     Taken from ``cache`` when engine build, model and text are the same. Raises EngineError.
     """
-    texts = _texts(setting.source)
+    texts = _texts(setting.source, setting.plan.quality_tokens)
     key = _key("ladder", setting, texts)
     hit = cache.get(key)
     if hit is None:
@@ -183,11 +182,12 @@ class _Judge:
         return np.array([piece.mean() for piece in np.array_split(kl, max(len(kl) // PIECE, 1))])
 
 
-def _texts(source: Sequence[int]) -> list[list[int]]:
-    """Sequences spread evenly over the text that prompts are cut from, on which quality is never scored."""
-    stride = max(len(source) // SEQUENCES, SEQUENCE)
-    found = [list(source[start : start + SEQUENCE]) for start in range(0, len(source), stride)]
-    return [ids for ids in found[:SEQUENCES] if len(ids) > 1]
+def _texts(source: Sequence[int], tokens: int) -> list[list[int]]:
+    """As many ``tokens`` as quality is scored on, spread evenly over the text that prompts are cut from instead."""
+    count = -(-tokens // SEQUENCE)
+    length, stride = min(tokens, SEQUENCE), max(len(source) // count, SEQUENCE)
+    found = [list(source[start : start + length]) for start in range(0, len(source), stride)]
+    return [ids for ids in found[:count] if len(ids) > 1]
 
 
 def _key(kind: str, setting: Setting, texts: Sequence[Sequence[int]]) -> str:

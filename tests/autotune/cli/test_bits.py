@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+SHORT = {"AUTOTUNE_QUALITY_TOKENS": "128"}
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def ladder(autotune, model: str) -> list[dict]:
-    done = autotune("bits", "--model", model, "--db", "bits.db", "--format", "json")
+    done = autotune("bits", "--model", model, "--db", "bits.db", "--format", "json", **SHORT)
     assert done.returncode == 0, done.stderr
     assert "ladder 2/8" in done.stderr
     return json.loads(done.stdout)["bits"]
@@ -35,9 +36,9 @@ def test_it_goes_from_full_width_to_the_narrowest(ladder: list[dict]) -> None:
 
 
 def test_a_second_time_nothing_is_measured(autotune, model: str, ladder: list[dict]) -> None:
-    done = autotune("bits", "--model", model, "--db", "bits.db", "--format", "json")
+    done = autotune("bits", "--model", model, "--db", "bits.db", "--format", "json", **SHORT)
     assert json.loads(done.stdout)["bits"] == ladder and "ladder" not in done.stderr
-    groups = autotune("bits", "--model", model, "--db", "bits.db", "--groups", "--format", "json")
+    groups = autotune("bits", "--model", model, "--db", "bits.db", "--groups", "--format", "json", **SHORT)
     rows = json.loads(groups.stdout)["bits"]
     assert {row["width"] for row in rows} == {4, 8, 16} and any(row["group"] == "1.experts" for row in rows)
 
@@ -47,10 +48,10 @@ def test_a_search_climbs_it_and_the_export_says_every_width(
 ) -> None:
     words = ("--model", model, "--db", "bits.db")
     limits = ("--bits", "ladder", "--plan", "plan.toml", "--max-kl", "100", "--max-perplexity", "1000")
-    done = autotune("search", "--budget", "4", *words, *limits)
+    done = autotune("search", "--budget", "4", *words, *limits, **SHORT)
     assert done.returncode == 0, done.stderr
     assert "[ladder, " in done.stderr
-    trials = json.loads(autotune("query", "--db", "bits.db", "--format", "json").stdout)["trials"]
+    trials = json.loads(autotune("query", "--db", "bits.db", "--format", "json", **SHORT).stdout)["trials"]
     vectors = {trial["config.bits_vector"] for trial in trials}
     assert vectors <= {"", *(row["bits_vector"] for row in ladder)} and len(vectors) > 1
     assert all(trial["config.bits_experts"] == 16 for trial in trials)
