@@ -32,13 +32,14 @@ class Surrogate:
     """
 
     def __init__(self, tables: Sequence[Sequence[Array]], seed: int) -> None:
-        self._tables = [np.stack(tuple(own)) for own in tables]
+        self._starts = np.cumsum([0, *(len(own[0]) for own in tables)])
+        self._tables = _blocks(tables, self._starts)
         self._random = np.random.default_rng(seed)
-        size = sum(len(own) for own in self._tables)
+        size = len(self._tables)
         self._prior = np.append(np.full(size, math.log(REACH / max(size, 1))), NOISE)
         self._samples = self._prior + self._random.standard_normal((SAMPLES, size + 1))
         self._step = np.full(SAMPLES, 0.4)
-        self._points: Codes = np.zeros((0, len(self._tables)), np.intp)
+        self._points: Array = np.zeros((0, self._starts[-1]))
         self._target: Array = np.zeros(0)
         self._failed: NDArray[np.bool_] = np.zeros(0, bool)
 
@@ -49,7 +50,7 @@ class Surrogate:
         """
         if len(points) < 2:
             raise ValueError(f"a surrogate needs at least two points, not {len(points)}")
-        self._points, self._failed = points, failed
+        self._points, self._failed = self._marked(points), failed
         self._target = (values - values.mean()) / (values.std() + 1e-9)
         for number, sample in enumerate(self._samples):
             current = self._energy(sample)
@@ -71,19 +72,20 @@ class Surrogate:
         heavier than a normal's. It is multiplied by the share of similar points that did not fail.
         """
         best, total = self._target.max(), np.zeros(len(points))
-        for mean, deviation, similar in self._predictions(points):
+        for mean, deviation, similar in self._predictions(self._marked(points)):
             scale = deviation * (math.sqrt(3) / math.pi)
             gain = scale * np.logaddexp(0.0, (mean - best) / scale)
             total += gain * (1 - similar[self._failed].sum(0) / (similar.sum(0) + 0.5))
         return total / SAMPLES
 
-    def _predictions(self, points: Codes) -> Iterator[tuple[Array, Array, Array]]:
+    def _predictions(self, points: Array) -> Iterator[tuple[Array, Array, Array]]:
         """Mean (m,), standard deviation (m,) and correlation with the learned points (n, m), by sample."""
         n = len(self._points)
         for sample in self._samples:
-            factors = self._factors(sample)
-            inverse = np.linalg.inv(_correlation(factors, self._points, self._points) + self._noise(sample) * np.eye(n))
-            cross = _correlation(factors, self._points, points)
+            matrix = self._correlation(sample, self._points)
+            matrix.flat[:: n + 1] += _noise(sample)
+            inverse = np.linalg.inv(matrix)
+            cross = self._correlation(sample, points)
             weights = inverse @ self._target
             variance = (self._target @ weights + 2) / (n + 2)
             left = np.maximum(1 - np.einsum("ij,ij->j", cross, inverse @ cross), 1e-9)
@@ -92,30 +94,36 @@ class Surrogate:
     def _energy(self, sample: Array) -> float:
         """Minus the logarithm of the posterior density, up to a constant."""
         n = len(self._target)
-        matrix = _correlation(self._factors(sample), self._points, self._points)
-        matrix.flat[:: n + 1] += self._noise(sample)
+        matrix = self._correlation(sample, self._points)
+        matrix.flat[:: n + 1] += _noise(sample)
         lower = np.linalg.cholesky(matrix)
         whitened = np.linalg.solve(lower, self._target)
         fit = 0.5 * (n + 2) * math.log((whitened @ whitened + 2) / (n + 2)) + np.log(np.diag(lower)).sum()
         return float(fit + 0.5 * ((sample - self._prior) ** 2).sum())
 
-    @staticmethod
-    def _noise(sample: Array) -> float:
-        return math.exp(sample[-1]) + 1e-6
+    def _correlation(self, sample: Array, points: Array) -> Array:
+        """(n, m) between the learned points and marked ``points``."""
+        weighted = np.tensordot(np.exp(sample[:-1]), self._tables, 1)
+        correlation: Array = np.exp(-(self._points @ weighted) @ points.T)
+        return correlation
 
-    def _factors(self, sample: Array) -> list[Array]:
-        """Each knob's factor of the correlation (values × values)."""
-        factors, start = [], 0
-        for own in self._tables:
-            relevance = np.exp(sample[start : start + len(own)])
-            factors.append(np.exp(-np.tensordot(relevance, own, 1)))
-            start += len(own)
-        return factors
+    def _marked(self, points: Codes) -> Array:
+        """Each row with a 1 at each of its values, one column a value: sums of distances become matrix products."""
+        marks = np.zeros((len(points), self._starts[-1]))
+        np.put_along_axis(marks, points + self._starts[:-1], 1.0, axis=1)
+        return marks
 
 
-def _correlation(factors: Sequence[Array], left: Codes, right: Codes) -> Array:
-    """(n, m) for points (n, knobs) and (m, knobs)."""
-    product = np.ones((len(left), len(right)))
-    for knob, factor in enumerate(factors):
-        product *= factor[left[:, knob]][:, right[:, knob]]
-    return product
+def _noise(sample: Array) -> float:
+    return math.exp(sample[-1]) + 1e-6
+
+
+def _blocks(tables: Sequence[Sequence[Array]], starts: NDArray[np.intp]) -> Array:
+    """Every table on its knob's place of the diagonal of an otherwise empty matrix: (tables, values, values)."""
+    placed = []
+    for start, own in zip(starts, tables, strict=False):
+        for table in own:
+            whole = np.zeros((starts[-1], starts[-1]))
+            whole[start : start + len(table), start : start + len(table)] = table
+            placed.append(whole)
+    return np.stack(placed)
