@@ -34,6 +34,7 @@ class Pool:
         self._space = space
         self._free = space.free()
         self._codes = [{_code(v): i for i, v in enumerate(knob.domain.values)} for knob in self._free]
+        self._defaults = [codes[_code(knob.default)] for knob, codes in zip(self._free, self._codes, strict=True)]
         self._random = random.Random(f"pool/{seed}")
         self._dropped: set[Row] = set()
         self.whole = space.size() <= ENUMERABLE
@@ -119,7 +120,8 @@ class Pool:
         for given in rows:
             values = self._values(given)
             row = tuple(
-                code if knob.name in values else knob.domain.size for knob, code in zip(self._free, given, strict=True)
+                knob.domain.size if knob.name not in values else code if code < knob.domain.size else default
+                for knob, code, default in zip(self._free, given, self._defaults, strict=True)
             )
             if row not in self._index and not self._space.broken(values):
                 self._index[row] = len(self._index)

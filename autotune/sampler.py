@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
 
-from autotune.candidates import Pool, Row
+from autotune.candidates import Pool, Row, Rows
 from autotune.surrogate import Surrogate
 from search_spaces import Config, Knob, Space, Value
 
@@ -23,6 +24,8 @@ TOP = 5
 HOPS = 2
 """In how many knobs a candidate near the best may differ: of 22 points of a measured kernel table that no change of one
 knob improves, a change of two leaves 4."""
+ALIKE = 0.9
+"""Share of the greatest expected improvement from which a candidate that needs no launch is preferred."""
 CANDIDATES = 300
 """Candidates near the best, and as many from anywhere, among which the expected improvement is compared."""
 FIRST_STEPS, STEPS = 40, 5
@@ -51,6 +54,7 @@ class Sampler:
 
     def __init__(self, space: Space, budget: int, seed: int = 0) -> None:
         self.space = space
+        self._narrowed = False
         self.budget = budget
         self.seed = seed
         self.startup = max(2, min(10, budget // 4))
@@ -74,8 +78,16 @@ class Sampler:
             if self._study is not None:
                 self._study.add_trial(self._frozen(known))
 
-    def ask(self) -> Config | None:
-        """A configuration not measured yet that breaks no rule; None when there is none left."""
+    def narrow(self, space: Space) -> None:
+        """Go on in ``space``, which has the same knobs and values and perhaps more rules."""
+        self.space, self._narrowed = space, True
+
+    def ask(self, near: Config | None = None) -> Config | None:
+        """A configuration not measured yet that breaks no rule; None when there is none left.
+
+        Of candidates expected to gain about as much, one that differs from ``near`` in live knobs alone is preferred:
+        it needs no launch.
+        """
         default = self.space.default()
         if self._fresh(default):
             return default
@@ -84,7 +96,7 @@ class Sampler:
             return self._spread()
         if len(self._rows) > MODELLED:
             return self._tpe() or self._spread()
-        return self._expected() or self._spread()
+        return self._expected(near) or self._spread()
 
     def best(self) -> Known | None:
         """The best feasible configuration so far."""
@@ -99,14 +111,24 @@ class Sampler:
 
     def _spread(self) -> Config | None:
         """Of some random points, the one farthest from all that is known (maximin over differing knobs)."""
-        points = self._pool.scattered(64)
-        if not points:
+        while points := self._pool.scattered(64):
+            points = [row for row in points if self._allowed(row)]
+            if points:
+                break
+        else:
             return None
         known = np.array(list(self._rows), np.intp).reshape(len(self._rows), -1)
         near = [int((known != np.array(point)).sum(1).min(initial=len(point))) for point in points]
         return self._pool.config(points[int(np.argmax(near))])
 
-    def _expected(self) -> Config | None:
+    def _allowed(self, row: Row) -> bool:
+        """Whether ``row`` breaks no rule learned since the pool took it in; else it is dropped."""
+        if self._narrowed and self.space.broken(self._pool.config(row)):
+            self._pool.drop(row)
+            return False
+        return True
+
+    def _expected(self, near: Config | None) -> Config | None:
         """The candidate with the greatest expected improvement of the share of the best value.
 
         A failure counts as the worst value seen, and makes its surroundings less likely to be any answer.
@@ -123,9 +145,28 @@ class Sampler:
         if self._surrogate is None:
             self._surrogate, steps = Surrogate(self._pool.tables(), self.seed), FIRST_STEPS
         self._surrogate.fit(points, np.exp(values - values.max()), failed, steps)
-        return self._pool.config(map(int, candidates[int(np.argmax(self._surrogate.improvement(candidates)))]))
+        return self._preferred(candidates, self._surrogate.improvement(candidates), near)
 
-    def _candidates(self, best: list[Row]) -> np.ndarray[tuple[int, int], np.dtype[np.intp]]:
+    def _preferred(self, candidates: Rows, gains: NDArray[np.float64], near: Config | None) -> Config | None:
+        """The allowed candidate with the greatest gain, or one of ALIKE gain that shares a launch with ``near``."""
+        first, least = None, 0.0
+        for number in np.argsort(-gains, kind="stable"):
+            if first is not None and gains[number] < least:
+                break
+            row = tuple(map(int, candidates[number]))
+            if not self._allowed(row):
+                continue
+            config = self._pool.config(row)
+            if near is None or self._launch(config) == self._launch(near):
+                return config
+            if first is None:
+                first, least = config, ALIKE * gains[number]
+        return first
+
+    def _launch(self, config: Config) -> dict[str, Value]:
+        return {k.name: config[k.name] for k in self.space.knobs if k.name in config and k.restart != "live"}
+
+    def _candidates(self, best: list[Row]) -> Rows:
         self._pool.grow(best)
         rows, left = self._pool.rows, self._pool.left()
         near = np.zeros(len(rows), bool)
@@ -133,7 +174,7 @@ class Sampler:
             near |= (rows != np.array(row)).sum(1) <= HOPS
         chosen = [np.flatnonzero(left & mask) for mask in (near, ~near)]
         some = [self._random.choice(part, min(CANDIDATES, len(part)), replace=False) for part in chosen]
-        picked: np.ndarray[tuple[int, int], np.dtype[np.intp]] = rows[np.concatenate(some)]
+        picked: Rows = rows[np.concatenate(some)]
         return picked
 
     def _tpe(self) -> Config | None:

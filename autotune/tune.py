@@ -112,7 +112,7 @@ class Tuner:
         for known in done:
             self._learn(sampler, known)
             self._follow(known)
-        sampler.space = learned(self.space, done)
+        sampler.narrow(learned(self.space, done))
         self._margin = MARGIN * (1 + self.band())
         if len(done) < self.study.budget:
             self._reference()
@@ -120,7 +120,7 @@ class Tuner:
             needs_default(done, self.space.default())
             asked = time.monotonic()
             trial: Trial | None = None
-            config = sampler.ask()
+            config = sampler.ask(near=Config(done[-1].config) if done else None)
             if config is not None:
                 trial = yield from self._counted(config, time.monotonic() - asked)
                 if trial is not None and trial.counted:
@@ -155,7 +155,7 @@ class Tuner:
         self._learn(sampler, trial)
         done.append(trial)
         if trial.status not in (Status.OK, Status.QUALITY, Status.PRUNED):
-            sampler.space = learned(self.space, done)
+            sampler.narrow(learned(self.space, done))
 
     def _has_choice(self) -> None:
         if not self.space.free():
