@@ -1,5 +1,5 @@
-"""The configurations a search may choose from, as rows of value indices: all of a small space, a growing part of a large
-one. Knows what is valid and what lies next to what; nothing of results.
+"""The configurations a search may choose from, as rows of value indices: all of a small space, a growing part of a
+large one. Knows what is valid and what lies next to what; nothing of results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENUMERABLE = 20_000
 """Spaces up to this size are listed whole, so that "all measured" can be known."""
 SCATTER = 500
 """Random valid configurations that a large space's pool starts from."""
-GROWTH = 60
+GROWTH = 20
 """Changes of two knobs tried around the best before each choice in a large space."""
 CAPACITY = 6_000
 
@@ -34,6 +34,10 @@ class Pool:
         self._space = space
         self._free = space.free()
         self._codes = [{_code(v): i for i, v in enumerate(knob.domain.values)} for knob in self._free]
+        column = {knob.name: number for number, knob in enumerate(self._free)}
+        self._plan = [(k.name, k.when, column.get(k.name), k.domain.values, k.default) for k in space.knobs]
+        self._sizes = [knob.domain.size for knob in self._free]
+        self._names = [knob.name for knob in self._free]
         self._defaults = [codes[_code(knob.default)] for knob, codes in zip(self._free, self._codes, strict=True)]
         self._random = random.Random(f"pool/{seed}")
         self._dropped: set[Row] = set()
@@ -120,20 +124,20 @@ class Pool:
         for given in rows:
             values = self._values(given)
             row = tuple(
-                knob.domain.size if knob.name not in values else code if code < knob.domain.size else default
-                for knob, code, default in zip(self._free, given, self._defaults, strict=True)
+                size if name not in values else code if code < size else default
+                for name, size, code, default in zip(self._names, self._sizes, given, self._defaults, strict=True)
             )
             if row not in self._index and not self._space.broken(values):
                 self._index[row] = len(self._index)
 
     def _values(self, row: Iterable[int]) -> dict[str, Value]:
         """Inactive knobs are left out; one that has just become active takes its default."""
-        codes = dict(zip((knob.name for knob in self._free), row, strict=True))
+        codes = tuple(row)
         chosen: dict[str, Value] = {}
-        for knob in self._space.knobs:
-            if knob.when is None or knob.when(chosen):
-                code = codes.get(knob.name, knob.domain.size)
-                chosen[knob.name] = knob.domain.values[code] if code < knob.domain.size else knob.default
+        for name, when, column, values, default in self._plan:
+            if when is None or when(chosen):
+                code = codes[column] if column is not None else len(values)
+                chosen[name] = values[code] if code < len(values) else default
         return chosen
 
 

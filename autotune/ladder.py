@@ -80,8 +80,14 @@ def costs(setting: Setting, bench: Bench, cache: Cache) -> Costs:
     held = {width: _held(setting, width) for width in WIDTHS}
     return {
         group: {w: (held[w][group], by.get(str(w), 0.0)) for w in WIDTHS if _offered(setting.space, group, w)}
-        for group, by in hit[0].items()
+        for group, by in sorted(hit[0].items(), key=lambda item: _place(item[0]))
     }
+
+
+def _place(group: str) -> tuple[int, str]:
+    """Layers in order, then what is of the whole model."""
+    layer, dot, name = group.partition(".")
+    return (int(layer), name) if dot else (1 << 30, group)
 
 
 def _offered(space: Space, group: str, width: int) -> bool:

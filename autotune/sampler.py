@@ -17,7 +17,7 @@ from search_spaces import Config, Knob, Space, Value
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-MODELLED = 300
+MODELLED = 200
 """Known configurations up to which a Gaussian process chooses; its cost grows with their cube, TPE's hardly."""
 TOP = 5
 """Best configurations around which candidates are looked for."""
@@ -29,6 +29,8 @@ ALIKE = 0.9
 CANDIDATES = 300
 """Candidates near the best, and as many from anywhere, among which the expected improvement is compared."""
 FIRST_STEPS, STEPS = 40, 5
+SETTLED = 60
+"""Known configurations from which the model's own parameters move less and less with each new one."""
 RETRIES = 20  # asks that TPE may waste on points already known before we step in
 
 
@@ -141,7 +143,7 @@ class Sampler:
         candidates = self._candidates(order)
         if not len(candidates):
             return None
-        steps = STEPS
+        steps = STEPS if len(rows) < SETTLED else int(len(rows) % (len(rows) // SETTLED * 2) == 0)
         if self._surrogate is None:
             self._surrogate, steps = Surrogate(self._pool.tables(), self.seed), FIRST_STEPS
         self._surrogate.fit(points, np.exp(values - values.max()), failed, steps)

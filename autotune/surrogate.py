@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
 SAMPLES = 4
-"""Hyper-parameter samples that a prediction averages over: one best guess from 30 points would be too sure of itself."""
+"""Hyper-parameter samples that a prediction averages over: one best guess from 30 points would be too sure of it."""
 REACH = 4.0
 """Prior sum of all relevances: two points that differ in every knob have a correlation of about exp(-4)."""
 NOISE = math.log(0.02)
@@ -33,9 +33,9 @@ class Surrogate:
 
     def __init__(self, tables: Sequence[Sequence[Array]], seed: int) -> None:
         self._starts = np.cumsum([0, *(len(own[0]) for own in tables)])
-        self._tables = _blocks(tables, self._starts)
+        self._places, self._owners, self._distances = _entries(tables, self._starts)
         self._random = np.random.default_rng(seed)
-        size = len(self._tables)
+        size = sum(map(len, tables))
         self._prior = np.append(np.full(size, math.log(REACH / max(size, 1))), NOISE)
         self._samples = self._prior + self._random.standard_normal((SAMPLES, size + 1))
         self._step = np.full(SAMPLES, 0.4)
@@ -103,7 +103,9 @@ class Surrogate:
 
     def _correlation(self, sample: Array, points: Array) -> Array:
         """(n, m) between the learned points and marked ``points``."""
-        weighted = np.tensordot(np.exp(sample[:-1]), self._tables, 1)
+        width = self._starts[-1]
+        weights = np.exp(sample[:-1])[self._owners] * self._distances
+        weighted = np.bincount(self._places, weights, width * width).reshape(width, width)
         correlation: Array = np.exp(-(self._points @ weighted) @ points.T)
         return correlation
 
@@ -118,12 +120,20 @@ def _noise(sample: Array) -> float:
     return math.exp(sample[-1]) + 1e-6
 
 
-def _blocks(tables: Sequence[Sequence[Array]], starts: NDArray[np.intp]) -> Array:
-    """Every table on its knob's place of the diagonal of an otherwise empty matrix: (tables, values, values)."""
-    placed = []
+def _entries(
+    tables: Sequence[Sequence[Array]], starts: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
+    """Each distance with its place in one (values × values) matrix, flattened, and the number of its table.
+
+    A knob's tables lie on its own block of the diagonal, and all else there is 0.
+    """
+    places, owners, distances = [], [], []
+    number = 0
     for start, own in zip(starts, tables, strict=False):
         for table in own:
-            whole = np.zeros((starts[-1], starts[-1]))
-            whole[start : start + len(table), start : start + len(table)] = table
-            placed.append(whole)
-    return np.stack(placed)
+            rows, columns = np.nonzero(table)
+            places.append((rows + start) * starts[-1] + columns + start)
+            owners.append(np.full(len(rows), number))
+            distances.append(table[rows, columns])
+            number += 1
+    return np.concatenate(places), np.concatenate(owners), np.concatenate(distances)

@@ -1,6 +1,6 @@
 """How near to a measured table's optimum each searcher is after 10 to 100 evaluations, in one run, with the same seeds.
 
-`python scripts/bench_search.py --quick` takes under a minute; without it every table found, every searcher and 20 seeds.
+`python scripts/bench_search.py --quick` takes under a minute; without it every table, every searcher and 20 seeds.
 Tables: scripts/data/*.jsonl.gz and ../shared/data/*.csv.gz. Curves are kept in --raw and not computed again. Then the
 tuner's confirmation rule is replayed on the same tables. The last line is one JSON object. Tools of other people come
 with `pip install '.[bench]'`.
@@ -22,6 +22,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import replay_bits
 import replay_confirm as confirm
 from replay import Replay
 from replay_peers import SEARCHERS, missing, play
@@ -96,8 +97,10 @@ def holm(ps: Mapping[str, float]) -> dict[str, float]:
 def report(table: Table, found: Mapping[str, Sequence[Sequence[float]]], budget: int) -> dict[str, Any]:
     """Print one table's lines and return them."""
     failed = sum(not blocks for blocks in table.blocks.values())
-    print(f"\n{table.name}: {len(table.blocks)} valid configurations, {failed} fail; {table.metric}, "
-          f"{max(map(len, table.blocks.values()))} blocks; median [quartiles] of the fraction of the optimum")  # fmt: skip
+    print(
+        f"\n{table.name}: {len(table.blocks)} valid configurations, {failed} fail; {table.metric}, "
+        f"{max(map(len, table.blocks.values()))} blocks; median [quartiles] of the fraction of the optimum"
+    )
     rows = {name: summary(by_seed, budget) for name, by_seed in found.items()}
     ps = {name: compare(found[HOME], by_seed) for name, by_seed in found.items() if HOME in found and name != HOME}
     corrected = holm(ps)
@@ -120,11 +123,18 @@ def confirmations(table: Table, problems: int, replays: int) -> dict[str, Any]:
     kind = "recorded blocks" if real else "SIMULATED noise"
     found: dict[str, Any] = {"noise": kind}
     found |= confirm.rule(table, problems, confirm.recorded if real else confirm.simulated)
+    found["simulated"] = confirm.rule(table, problems, confirm.simulated) if real else {}
     print(
         f"\n{table.name}, {kind}: race of {confirm.FINALISTS}, {problems} problems: regret {found['regret']:.2f} %, "
         f"claim {found['claim_bias']:+.2f} % (absolute {found['claim_error']:.2f} %), worse than the default "
         f"{found['worse_than_default']} times, {found['runs']:.0f} runs"
     )
+    if real:
+        other = found["simulated"]
+        print(
+            f"  with SIMULATED noise of {confirm.NOISE:.0%} a block instead: regret {other['regret']:.2f} %, claim "
+            f"{other['claim_bias']:+.2f} % (absolute {other['claim_error']:.2f} %)"
+        )
     for name, factor in (("aa", 1.0), ("plus10", 1.1)):
         found[name] = confirm.pair(table, replays, factor)
         print(f"  {name}: " + ", ".join(f"{verdict} {count}" for verdict, count in found[name].items()))
@@ -133,7 +143,7 @@ def confirmations(table: Table, problems: int, replays: int) -> dict[str, Any]:
 
 def available(folders: Iterable[Path]) -> dict[str, Path]:
     paths = [path for folder in folders for kind in ("*.jsonl.gz", "*.csv.gz") for path in sorted(folder.glob(kind))]
-    return {read(path).name: path for path in paths}
+    return {read(path).name: path for path in paths if path.name != replay_bits.TABLE.name}
 
 
 def main() -> None:
@@ -168,6 +178,9 @@ def main() -> None:
         result["search"][t] = report(table, rows, options.budget)
     for t, path in tables.items():
         result["confirm"][t] = confirmations(read(path), *((30, 30) if options.quick else (300, 100)))
+    if replay_bits.TABLE.is_file():
+        print("\nbits: an allocation for each budget, beside the best of all")
+        result["bits"] = replay_bits.report(replay_bits.TABLE)
     result["seconds"] = round(time.monotonic() - start, 1)
     print(json.dumps(result))
 

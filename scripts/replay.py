@@ -2,7 +2,7 @@
 
 The rules are the same for every searcher: a measured or failed configuration is one evaluation; a repeated one and one
 that breaks a declared rule are free. The searcher sees one recorded block, drawn by seed and configuration; it is
-scored by the table's median of the configuration it would return.
+scored by the table's median of the best among the FINALISTS that it saw do best: what confirming them would find.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tables import Codes, Table
+
+FINALISTS = 8
 
 
 class Spent(Exception):
@@ -35,7 +37,7 @@ class Replay:
     budget: int
     curve: list[float] = field(default_factory=list)
     heard: dict[Codes, float | None] = field(default_factory=dict)
-    _best: tuple[float, float] = (-math.inf, -math.inf)
+    _leaders: list[tuple[float, float]] = field(default_factory=list)
     _optimum: float = 0.0
 
     def __post_init__(self) -> None:
@@ -50,9 +52,10 @@ class Replay:
                 raise Spent
             value = self.heard[codes] = self._draw(codes)
             true = self.table.true(codes)
-            if value is not None and true is not None and value > self._best[0]:
-                self._best = (value, true)
-            self.curve.append(math.exp(self._best[1] - self._optimum))
+            if value is not None and true is not None:
+                self._leaders = sorted([*self._leaders, (value, true)], reverse=True)[:FINALISTS]
+            best = max((true for _, true in self._leaders), default=-math.inf)
+            self.curve.append(math.exp(best - self._optimum))
         value = self.heard[codes]
         return Refused.FAILED if value is None else value
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from replay import Refused, Replay, Spent
+from replay import Replay, Spent
 from tables import Codes, ordered
 
 from autotune.sampler import Sampler

@@ -90,7 +90,9 @@ def read(path: Path) -> Table:
 def _read_lines(path: Path) -> Table:
     """Line 1 the header, then {"c": codes, "v": [value of each block, null where it failed], "s": status, "r": reason}.
 
-    A configuration of which most blocks failed is a failure.
+    A configuration of which most blocks failed is a failure. Blocks are brought to one level, the median of all: what
+    the machine's own speed does between them is no property of a configuration. A default that is not listed is taken
+    at its nearest values.
     """
     with gzip.open(path, "rt", encoding="utf-8") as file:
         head = json.loads(next(file))
@@ -98,13 +100,26 @@ def _read_lines(path: Path) -> Table:
             raise ValueError(f"{path}: schema {head.get('schema')!r} instead of {SCHEMA}; record the table again")
         rows = [json.loads(line) for line in file]
     knobs = {name: tuple(values) for name, values in head["knobs"].items()}
-    blocks = {}
+    blocks, level = {}, _levels([row["v"] for row in rows])
     for row in rows:
-        values = tuple(float(v) for v in row["v"] if v is not None)
+        values = tuple(float(v) / by for v, by in zip(row["v"], level, strict=True) if v is not None)
         blocks[tuple(row["c"])] = values if 2 * len(values) > len(row["v"]) else ()
-    default = tuple(values.index(head["default"][name]) for name, values in knobs.items())
+    default = tuple(_nearest(values, head["default"][name]) for name, values in knobs.items())
     about = {key: head[key] for key in ("machine", "build", "workload", "recorded", "unit") if key in head}
     return Table(head["name"], head["metric"], head["higher"], knobs, default, blocks, about)
+
+
+def _levels(rows: Sequence[Sequence[float | None]]) -> list[float]:
+    """Each block's median over that of all blocks together."""
+    columns = [[v for v in column if v is not None] for column in zip(*rows, strict=True)]
+    whole = statistics.median(v for column in columns for v in column)
+    return [statistics.median(column) / whole for column in columns]
+
+
+def _nearest(values: Sequence[Value], wanted: Value) -> int:
+    if wanted in values or not ordered(values):
+        return values.index(wanted)
+    return min(range(len(values)), key=lambda i: abs(float(values[i]) - float(wanted)))
 
 
 def _read_csv(path: Path) -> Table:

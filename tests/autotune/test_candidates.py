@@ -1,4 +1,4 @@
-"""The pool lists a small space whole, grows around the best in a large one, and offers only valid, new configurations."""
+"""The pool lists a small space whole, grows around the best in a large one, and offers only what is valid and new."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def small() -> Space:
 
 
 def large() -> Space:
-    a, b, *more = (Knob(name, "cache", Choice((0, 1, 2, 3), ordered=True), i % 2, ".") for i, name in enumerate("abcdefgh"))
+    values = Choice((0, 1, 2, 3), ordered=True)
+    a, b, *more = (Knob(name, "cache", values, i % 2, ".") for i, name in enumerate("abcdefgh"))
     return Space("large", (a, b, *more), (RULE,))
 
 
