@@ -39,6 +39,16 @@ class Result:
     band: float = stats.BAND
 
 
+def needs_default(trials: Sequence[Trial], default: Config) -> None:
+    """Raise TuneError when the default was measured and failed: nothing could be compared with it."""
+    failed = next((t for t in trials if t.config_key == default.key and t.status != Status.OK), None)
+    if failed is not None:
+        raise TuneError(
+            f"the default configuration failed ({failed.status}): {failed.reason}\n"
+            "Nothing can be compared with it. Try another --model or --workload, or a plan with [knobs].", 3
+        )  # fmt: skip
+
+
 def round_name(contenders: Sequence[Config]) -> str:
     """Names one confirmation by who takes part, so that a resumed one goes on and a changed one starts afresh."""
     text = "\n".join(sorted(config.key for config in contenders))

@@ -23,7 +23,8 @@ class Plan:
     """One search. ``model`` empty means the reference model in the package; ``db`` empty the platform's data folder.
 
     ``target`` is ``engine``, or ``kernels``: then ``budget`` is each operator's, and ``only`` keeps those whose name
-    contains it. ``max_kl`` is nats a token and ``max_perplexity`` a factor, both against the full-width model;
+    contains it. ``bits``: the search sees a ladder of allocations as one knob, or a width for each kind of group.
+    ``max_kl`` is nats a token and ``max_perplexity`` a factor, both against the full-width model;
     ``slo`` are constraints such as ``ttft_p99<500ms``, applied to stored requests; ``time`` limits one run of the
     command (``2h``, ``30m``, ``90s``; empty: no limit); ``precision`` above 0 repeats each measurement until its
     interval is that narrow. ``engine_command`` is the command that a server's arguments are appended to (empty: its
@@ -41,6 +42,7 @@ class Plan:
     model: str = ""
     workload: str = "task"
     objective: str = ""
+    bits: str = "ladder"
     budget: int = 200
     seed: int = 0
     db: str = ""
@@ -58,6 +60,7 @@ class Plan:
 
 
 TARGETS = ("engine", "kernels")
+BITS = ("ladder", "groups")
 KEYS = tuple(f.name for f in fields(Plan) if f.name not in ("knobs", "origin"))
 LIMITS: Mapping[str, tuple[float, float]] = {
     "budget": (1, 1_000_000),
@@ -132,6 +135,8 @@ def _typed(key: str, value: Any, where: str) -> Any:
         raise PlanError(f"{where}: {key} wants text, not {value!r}")
     if key == "target" and typed not in TARGETS:
         raise PlanError(f"{where}: target wants {' or '.join(TARGETS)}, not {value!r}")
+    if key == "bits" and typed not in BITS:
+        raise PlanError(f"{where}: bits wants {' or '.join(BITS)}, not {value!r}")
     if key == "time":
         seconds(typed, where)
     if key in LIMITS and not LIMITS[key][0] <= typed <= LIMITS[key][1]:

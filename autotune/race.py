@@ -6,7 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autotune import stats
+from autotune.judge import Judge
+from autotune.objective import Objective
+from autotune.outcome import Status
 from search_spaces import Config
+from tuning_db import Trial
 
 LEAST = 5
 """Blocks before anything is dropped or decided: five pairs are the fewest that one-sided p < 0.05 can come of."""
@@ -30,6 +34,16 @@ def enter(ranked: Sequence[tuple[float, Config]], limit: int, band: float = stat
         if len(chosen) == limit:
             break
     return [config for _, config in chosen]
+
+
+def finalists(rows: Sequence[Trial], judge: Judge, limit: int) -> list[Config]:
+    """The best feasible configurations of the search's ``rows``, best first; of those given up where none is left."""
+    good = [(value, trial) for trial in rows if (value := judge.feasible(trial)) is not None]
+    if not good:
+        pruned = [trial for trial in rows if trial.status == Status.PRUNED]
+        good = [(value, trial) for trial in pruned if (value := judge.goodness(trial)) is not None][:1]
+    good.sort(key=lambda row: (-row[0], row[1].config_key))
+    return enter([(value, Config(trial.config)) for value, trial in good], limit)
 
 
 def differing(left: Config, right: Config) -> int:
@@ -76,3 +90,14 @@ def settled(values: Values, default: str, kept: Sequence[str], entered: int, ban
 def _ratio(left: Mapping[int, float], right: Mapping[int, float], confidence: float) -> stats.Interval | None:
     pairs = [{block: math.exp(value) for block, value in side.items()} for side in (left, right)]
     return stats.ratio(pairs[0], pairs[1], True, confidence)
+
+
+def values(rows: Sequence[Trial], name: str, before: int, objective: Objective) -> dict[str, dict[int, float]]:
+    """{config key: {block: goodness}} of the confirming ``rows`` of round ``name`` in blocks below ``before``."""
+    found: dict[str, dict[int, float]] = {}
+    for trial in rows:
+        value = objective.goodness(trial.metrics)
+        mine = trial.provenance.get("round") == name and trial.block < before and trial.status == Status.OK
+        if mine and value is not None:
+            found.setdefault(trial.config_key, {})[trial.block] = value
+    return found

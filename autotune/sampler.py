@@ -1,24 +1,37 @@
-"""What to measure next: the only file that imports Optuna, whose study lives in memory, rebuilt from stored rows."""
+"""What to measure next: the only file that imports Optuna, whose study lives in memory, rebuilt from what is known."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import random
 import warnings
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import optuna
+from numpy.typing import NDArray
 
+from autotune.candidates import Pool, Row, Rows
+from autotune.surrogate import Surrogate
 from search_spaces import Config, Knob, Space, Value
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-ENUMERABLE = 20_000  # spaces up to this size are listed, so that "all measured" can be known
+MODELLED = 200
+"""Known configurations up to which a Gaussian process chooses; its cost grows with their cube, TPE's hardly."""
+TOP = 5
+"""Best configurations around which candidates are looked for."""
+HOPS = 2
+"""In how many knobs a candidate near the best may differ: of 22 points of a measured kernel table that no change of one
+knob improves, a change of two leaves 4."""
+ALIKE = 0.9
+"""Share of the greatest expected improvement from which a candidate that needs no launch is preferred."""
+CANDIDATES = 300
+"""Candidates near the best, and as many from anywhere, among which the expected improvement is compared."""
+FIRST_STEPS, STEPS = 40, 5
+SETTLED = 60
+"""Known configurations from which the model's own parameters move less and less with each new one."""
 RETRIES = 20  # asks that TPE may waste on points already known before we step in
-POLISH_FROM = 0.6  # share of the budget after which the neighbours of the best are measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,123 +48,171 @@ class Known:
 
 
 class Sampler:
-    """Default first, then points far from each other, then TPE, then the neighbourhood of the best.
+    """Default first, then points far from each other, then the greatest expected improvement under a model.
 
-    Values are coded as strings in one categorical per knob: integer coding of sizes with many excluded points
-    makes TPE stall on duplicates, and Optuna takes 1, 1.0 and True for one value.
+    The model is a Gaussian process over valid configurations while few are known, Optuna's TPE after MODELLED. Values
+    are goodness on the log scale.
     """
 
     def __init__(self, space: Space, budget: int, seed: int = 0) -> None:
         self.space = space
+        self._narrowed = False
         self.budget = budget
+        self.seed = seed
         self.startup = max(2, min(10, budget // 4))
         self.known: dict[str, Known] = {}
-        self._random = random.Random(seed)
-        self._pending: dict[str, optuna.Trial] = {}
-        with warnings.catch_warnings():  # `group` is marked experimental; it is how TPE models conditional knobs
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.startup, multivariate=True, group=True)
-        self._study = optuna.create_study(direction="maximize", sampler=tpe)
+        self._pool = Pool(space, seed)
+        self._rows: dict[Row, Known] = {}
+        self._random = np.random.default_rng(seed)
+        self._surrogate: Surrogate | None = None
+        self._study: optuna.Study | None = None
 
     def tell(self, config: Config, value: float | None, violation: float = 0.0) -> None:
-        """Learn a result, asked for or not. A failure is told as the worst value so far with a violated constraint:
-
-        TPE ignores failed trials altogether and would propose a never-successful choice for ever.
-        """
+        """Learn a result, asked for or not; None for a failure. Raises ValueError for a value that is not finite."""
         if value is not None and not math.isfinite(value):
             raise ValueError(f"a measured value must be finite, not {value!r}; tell None for a failure")
         known = Known(config, value, violation if value is not None else max(violation, 1.0))
         self.known[config.key] = known
-        trial = self._pending.pop(config.key, None)
-        if trial is not None:
-            trial.set_constraint("feasible", known.violation)
-            self._study.tell(trial, self._told(known))
-            return
-        free = [knob for knob in self.space.free() if knob.name in config]
-        if all(knob.domain.contains(config[knob.name]) for knob in free):
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    params={knob.name: _code(config[knob.name]) for knob in free},
-                    distributions={knob.name: _distribution(knob) for knob in free},
-                    value=self._told(known),
-                    constraints={"feasible": known.violation},
-                )
-            )
+        row = self._pool.row(config)
+        if row is not None:
+            self._rows[row] = known
+            self._pool.drop(row)
+            if self._study is not None:
+                self._study.add_trial(self._frozen(known))
 
-    def ask(self) -> Config | None:
-        """A configuration not measured yet that breaks no rule; None when there is none left."""
+    def narrow(self, space: Space) -> None:
+        """Go on in ``space``, which has the same knobs and values and perhaps more rules."""
+        self.space, self._narrowed = space, True
+
+    def ask(self, near: Config | None = None) -> Config | None:
+        """A configuration not measured yet that breaks no rule; None when there is none left.
+
+        Of candidates expected to gain about as much, one that differs from ``near`` in live knobs alone is preferred:
+        it needs no launch.
+        """
         default = self.space.default()
         if self._fresh(default):
             return default
-        if len(self.known) < self.startup:
+        feasible = sum(known.feasible for known in self._rows.values())
+        if len(self.known) < self.startup or feasible < 2:
             return self._spread()
-        if len(self.known) >= POLISH_FROM * self.budget:
-            near = next(self._polish(), None)
-            if near is not None:
-                return near
-        return self._model() or next(self._polish(), None) or self._spread()
+        if len(self._rows) > MODELLED:
+            return self._tpe() or self._spread()
+        return self._expected(near) or self._spread()
 
     def best(self) -> Known | None:
         """The best feasible configuration so far."""
-        ranked = self._ranked()
-        return ranked[0] if ranked else None
-
-    def _ranked(self) -> list[Known]:
         feasible = [known for known in self.known.values() if known.feasible]
-        return sorted(feasible, key=lambda known: -(known.value or 0.0))
-
-    def _told(self, known: Known) -> float:
-        if known.value is not None:
-            return known.value
-        return min((k.value for k in self.known.values() if k.value is not None), default=0.0)
+        return max(feasible, key=lambda known: known.value or 0.0, default=None)
 
     def _fresh(self, config: Config) -> bool:
         return config.key not in self.known and not self.space.broken(config)
 
-    def _model(self) -> Config | None:
+    def _worst(self) -> float:
+        return min((k.value for k in self.known.values() if k.value is not None), default=0.0)
+
+    def _spread(self) -> Config | None:
+        """Of some random points, the one farthest from all that is known (maximin over differing knobs)."""
+        while points := self._pool.scattered(64):
+            points = [row for row in points if self._allowed(row)]
+            if points:
+                break
+        else:
+            return None
+        known = np.array(list(self._rows), np.intp).reshape(len(self._rows), -1)
+        near = [int((known != np.array(point)).sum(1).min(initial=len(point))) for point in points]
+        return self._pool.config(points[int(np.argmax(near))])
+
+    def _allowed(self, row: Row) -> bool:
+        """Whether ``row`` breaks no rule learned since the pool took it in; else it is dropped."""
+        if self._narrowed and self.space.broken(self._pool.config(row)):
+            self._pool.drop(row)
+            return False
+        return True
+
+    def _expected(self, near: Config | None) -> Config | None:
+        """The candidate with the greatest expected improvement of the share of the best value.
+
+        A failure counts as the worst value seen, and makes its surroundings less likely to be any answer.
+        """
+        rows, known = list(self._rows), list(self._rows.values())
+        points, worst = np.array(rows, np.intp), self._worst()
+        failed = np.array([not k.feasible for k in known])
+        values = np.array([k.value if k.feasible and k.value is not None else worst for k in known])
+        order = [rows[i] for i in np.argsort(-values, kind="stable") if not failed[i]][:TOP]
+        candidates = self._candidates(order)
+        if not len(candidates):
+            return None
+        steps = STEPS if len(rows) < SETTLED else int(len(rows) % (len(rows) // SETTLED * 2) == 0)
+        if self._surrogate is None:
+            self._surrogate, steps = Surrogate(self._pool.tables(), self.seed), FIRST_STEPS
+        self._surrogate.fit(points, np.exp(values - values.max()), failed, steps)
+        return self._preferred(candidates, self._surrogate.improvement(candidates), near)
+
+    def _preferred(self, candidates: Rows, gains: NDArray[np.float64], near: Config | None) -> Config | None:
+        """The allowed candidate with the greatest gain, or one of ALIKE gain that shares a launch with ``near``."""
+        first, least = None, 0.0
+        for number in np.argsort(-gains, kind="stable"):
+            if first is not None and gains[number] < least:
+                break
+            row = tuple(map(int, candidates[number]))
+            if not self._allowed(row):
+                continue
+            config = self._pool.config(row)
+            if near is None or self._launch(config) == self._launch(near):
+                return config
+            if first is None:
+                first, least = config, ALIKE * gains[number]
+        return first
+
+    def _launch(self, config: Config) -> dict[str, Value]:
+        return {k.name: config[k.name] for k in self.space.knobs if k.name in config and k.restart != "live"}
+
+    def _candidates(self, best: list[Row]) -> Rows:
+        self._pool.grow(best)
+        rows, left = self._pool.rows, self._pool.left()
+        near = np.zeros(len(rows), bool)
+        for row in best:
+            near |= (rows != np.array(row)).sum(1) <= HOPS
+        chosen = [np.flatnonzero(left & mask) for mask in (near, ~near)]
+        some = [self._random.choice(part, min(CANDIDATES, len(part)), replace=False) for part in chosen]
+        picked: Rows = rows[np.concatenate(some)]
+        return picked
+
+    def _tpe(self) -> Config | None:
+        """Optuna's proposal. Values are coded as strings in one categorical a knob: integer coding of sizes with many
+        excluded points makes TPE stall on duplicates, and Optuna takes 1, 1.0 and True for one value."""
+        if self._study is None:
+            with warnings.catch_warnings():  # `group` is marked experimental; it is how TPE models conditional knobs
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                tpe = optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=0, multivariate=True, group=True)
+            self._study = optuna.create_study(direction="maximize", sampler=tpe)
+            self._study.add_trials([self._frozen(known) for known in self._rows.values()])
         for _ in range(RETRIES):
             trial = self._study.ask()
             chosen: dict[str, Value] = {}
             for knob in self.space.knobs:
                 if knob.when is None or knob.when(chosen):
-                    fixed = knob.domain.size == 1
-                    chosen[knob.name] = knob.default if fixed else _suggest(trial, knob)
+                    chosen[knob.name] = knob.default if knob.domain.size == 1 else _suggest(trial, knob)
             config = Config(chosen)
             if self._fresh(config):
-                self._pending[config.key] = trial
+                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # ignored; the result is added when told
                 return config
             known = self.known.get(config.key) or Known(config, None, 1.0)
             trial.set_constraint("feasible", known.violation)
-            self._study.tell(trial, self._told(known))
+            self._study.tell(trial, self._worst() if known.value is None else known.value)
         return None
 
-    def _polish(self) -> Iterator[Config]:
-        for known in self._ranked()[:3]:
-            near = [config for config in self.space.neighbours(known.config) if self._fresh(config)]
-            self._random.shuffle(near)
-            yield from near
-
-    def _spread(self) -> Config | None:
-        """Of some random points, the one farthest from all that is known (maximin over differing knobs)."""
-        points = [p for p in (self._random_point() for _ in range(64)) if p is not None]
-        if not points:
-            return next((config for config in self._listed() if self._fresh(config)), None)
-        return max(points, key=lambda p: min((_distance(p, k.config) for k in self.known.values()), default=0))
-
-    def _random_point(self) -> Config | None:
-        for _ in range(RETRIES):
-            config = self.space.complete(
-                {knob.name: self._random.choice(knob.domain.values) for knob in self.space.free()}
-            )
-            if self._fresh(config):
-                return config
-        return None
-
-    def _listed(self) -> Iterator[Config]:
-        if self.space.size() <= ENUMERABLE:
-            free = self.space.free()
-            for values in itertools.product(*(knob.domain.values for knob in free)):
-                yield self.space.complete(dict(zip((knob.name for knob in free), values, strict=True)))
+    def _frozen(self, known: Known) -> optuna.trial.FrozenTrial:
+        """A failure is told as the worst value so far with a violated constraint: TPE ignores failed trials
+        altogether and would propose a never-successful choice for ever."""
+        free = [knob for knob in self.space.free() if knob.name in known.config]
+        return optuna.trial.create_trial(
+            params={knob.name: json.dumps(known.config[knob.name]) for knob in free},
+            distributions={knob.name: _distribution(knob) for knob in free},
+            value=self._worst() if known.value is None else known.value,
+            constraints={"feasible": known.violation},
+        )
 
 
 def _suggest(trial: optuna.Trial, knob: Knob) -> Value:
@@ -159,13 +220,5 @@ def _suggest(trial: optuna.Trial, knob: Knob) -> Value:
     return value
 
 
-def _code(value: Value) -> str:
-    return json.dumps(value)
-
-
 def _distribution(knob: Knob) -> optuna.distributions.CategoricalDistribution:
-    return optuna.distributions.CategoricalDistribution([_code(value) for value in knob.domain.values])
-
-
-def _distance(left: Mapping[str, Value], right: Mapping[str, Value]) -> int:
-    return sum(left.get(name) != right.get(name) for name in {*left, *right})
+    return optuna.distributions.CategoricalDistribution([json.dumps(value) for value in knob.domain.values])

@@ -119,6 +119,12 @@ def _forecast(engine: str, model: models.Model, machine: Probe, devices: int) ->
     return forecast(engine, model, found) if found is not None else None
 
 
+def engine_build(plan: Plan, kernels: Entries | None = None) -> Mapping[str, Any]:
+    """What the plan's engine would be here now, as part of a scenario. Raises SpaceError for an unknown engine."""
+    folder = Path(plan.model) if plan.model else reference_model()
+    return _runtime(plan, folder, load_workload(plan.workload).longest, kernels).version()
+
+
 def make_bench(setting: Setting, store: Store, logs: Path, launches: Launches | None = None) -> Bench:
     """A bench whose quality references and results are cached in ``store``."""
     plan = setting.plan
@@ -130,7 +136,7 @@ def make_bench(setting: Setting, store: Store, logs: Path, launches: Launches | 
     )  # fmt: skip
     identity = {"build": dict(setting.scenario.engine_build), "model": dict(setting.scenario.model)}
     quality = Quality(
-        setting.whole, setting.heldout, _StoreCache(store), identity,
+        setting.whole, setting.heldout, StoreCache(store), identity,
         lambda config: bench.score(config, setting.heldout),
     )  # fmt: skip
     return replace(bench, quality=quality)
@@ -149,7 +155,7 @@ def _runtime(plan: Plan, folder: Path, longest: int, kernels: Entries | None) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _StoreCache:
+class StoreCache:
     """`quality.Cache` over the tuning database."""
 
     store: Store

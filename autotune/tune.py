@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune import __version__, endings, guards, race, stats
+from autotune import endings, guards, race, stats
 from autotune.bench import Measuring
-from autotune.decision import Result, TuneError, decide_rows, round_name
+from autotune.decision import Result, TuneError, decide_rows, needs_default, round_name
 from autotune.hints import Candidate, by_load
 from autotune.infeasible import beside, learned
-from autotune.judge import BOUND, Judge, samples
+from autotune.judge import Judge, samples
 from autotune.metrics import Timeline
 from autotune.objective import Objective
 from autotune.outcome import EngineError, Outcome, Status
 from autotune.pruning import MARGIN, Hopeless
+from autotune.record import described
 from autotune.sampler import Sampler
+from autotune.sharing import Shared, stand_in
 from autotune.slo import Slo
 from search_spaces import Config
-from tuning_db import Store, Trial, host_digest, new_id
+from tuning_db import Store, Trial
+from tuning_db.claims import Claim
 
 FREE_LIMIT = 20
 """Endings in a row that say nothing about a configuration (port taken, device busy) before the study gives up."""
@@ -55,16 +57,23 @@ class Study:
 
 
 class Tuner:
-    """Runs one study on one bench against one store. ``ending`` says why the search ended, once it has."""
+    """Runs one study on one bench against one store. ``ending`` says why the search ended, once it has.
+
+    Several may run the same study at once: each claims a configuration, or a block of the confirmation, before it
+    measures it, learns what the others measured, and waits with ``pause`` only for what it cannot do without.
+    """
 
     def __init__(
-        self, study: Study, bench: Measuring, store: Store, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, study: Study, bench: Measuring, store: Store, clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
         self.study, self.bench, self.store = study, bench, store
         self.space = bench.space
         self.judge = Judge(study.objective, study.slos, store)
         self.ending: endings.Ending | None = None
         self._clock, self._start, self._free = clock, clock(), 0
+        self.shared = Shared(store, study.scenario_key, pause)
+        self._confirmed: list[Config] | None = None
         self._leader: Trial | None = None
         self._requests: tuple[Timeline, ...] = ()
         self._margin = MARGIN
@@ -78,12 +87,14 @@ class Tuner:
         default = self.space.default()
         if not self._default_row("search"):
             self._reference()
-            yield from self._counted(default)
+        while not self._default_row("search") and not self._over(SEARCH_SHARE):
+            if not (yield from self._counted(default)):
+                self.shared.pause()
         for trial in (done := self.stored("search")):
             self._follow(trial)
-        _needs_default(done, default)
+        needs_default(done, default)
         if not self._default_row("screen") and not self._over(SEARCH_SHARE):
-            yield self._repeat("screen", default, 0, {"candidate": "A/A check of the default"})
+            yield from self._once("screen", default, {"candidate": "A/A check of the default"})
         for candidate in by_load(self.space, self.study.candidates):
             done = self.stored("search")
             known = candidate.config.key in {trial.config_key for trial in done}
@@ -98,28 +109,53 @@ class Tuner:
         self._has_choice()
         sampler = Sampler(self.space, self.study.budget, self.study.seed)
         done = self.stored("search")
-        for trial in done:
-            self._learn(sampler, trial)
-            self._follow(trial)
-        sampler.space = learned(self.space, done)
+        for known in done:
+            self._learn(sampler, known)
+            self._follow(known)
+        sampler.narrow(learned(self.space, done))
         self._margin = MARGIN * (1 + self.band())
         if len(done) < self.study.budget:
             self._reference()
         while not self._ended(done):
-            _needs_default(done, self.space.default())
+            needs_default(done, self.space.default())
             asked = time.monotonic()
-            config = sampler.ask()
-            if config is None:
+            trial: Trial | None = None
+            config = sampler.ask(near=Config(done[-1].config) if done else None)
+            if config is not None:
+                trial = yield from self._counted(config, time.monotonic() - asked)
+                if trial is not None and trial.counted:
+                    self._take_in(sampler, done, trial)
+                    yield from self._watch_drift(len(done))
+            others = self.shared.others("search")
+            if config is None and not others:
                 self.ending = endings.exhausted(len(done))
                 return
-            for trial in self._counted(config, time.monotonic() - asked):
-                yield trial
-                if trial.counted:
-                    self._learn(sampler, trial)
-                    done.append(trial)
-                    if trial.status not in (Status.OK, Status.QUALITY, Status.PRUNED):
-                        sampler.space = learned(self.space, done)
-                    yield from self._watch_drift(len(done))
+            if trial is None:
+                self._give_way(sampler, done, config if config is not None and config.key in others else None)
+            if others or trial is None:
+                self._catch_up(sampler, done)
+
+    def _give_way(self, sampler: Sampler, done: Sequence[Trial], taken: Config | None) -> None:
+        """Turn to something else than ``taken``, which another search measures; without it wait for the others."""
+        value = stand_in([self.judge.feasible(trial) for trial in done]) if taken is not None else None
+        if taken is None or value is None:
+            self.shared.pause()
+        else:
+            sampler.tell(taken, value)
+
+    def _catch_up(self, sampler: Sampler, done: list[Trial]) -> None:
+        """Learn what other searches stored meanwhile."""
+        known = {trial.id for trial in done}
+        for trial in self.stored("search"):
+            if trial.id not in known:
+                self._take_in(sampler, done, trial)
+                self._follow(trial)
+
+    def _take_in(self, sampler: Sampler, done: list[Trial], trial: Trial) -> None:
+        self._learn(sampler, trial)
+        done.append(trial)
+        if trial.status not in (Status.OK, Status.QUALITY, Status.PRUNED):
+            sampler.narrow(learned(self.space, done))
 
     def _has_choice(self) -> None:
         if not self.space.free():
@@ -139,18 +175,25 @@ class Tuner:
 
     def _counted(
         self, config: Config, tuner_seconds: float = 0.0, about: Mapping[str, str] | None = None
-    ) -> Iterator[Trial]:
-        """One search trial, stored; gives up after FREE_LIMIT endings in a row that were the machine's."""
-        name, watch = config.key[3:11], self._hopeless(config)
-        outcome = self.bench.measure(config, self.study.seed, name, watch, fresh=False)
-        trial = self._trial("search", config, outcome, 0, tuner_seconds)
-        trial = replace(trial, provenance={**trial.provenance, **(about or {})})
-        self.store.add(trial, samples(trial.id, outcome.timelines))
+    ) -> Generator[Trial, None, Trial | None]:
+        """One search trial, stored; None where another search has it, or the rest of the budget.
+
+        Gives up after FREE_LIMIT endings in a row that were the machine's.
+        """
+        with self.shared.hold(f"search/{config.key}", self.study.budget) as claim:
+            if claim is None or any(t.config_key == config.key for t in self.stored("search", config.key)):
+                return None
+            name, watch = config.key[3:11], self._hopeless(config)
+            outcome = self.bench.measure(config, self.study.seed, name, watch, fresh=False)
+            trial = self._trial("search", config, outcome, 0, tuner_seconds)
+            trial = replace(trial, provenance={**trial.provenance, **(about or {})})
+            trial = self.store.add(trial, samples(trial.id, outcome.timelines), claim)
         self._follow(trial)
         yield trial
         self._free = 0 if outcome.counted else self._free + 1
         if self._free >= FREE_LIMIT:
             raise TuneError(f"{self._free} launches in a row failed for outside reasons, the last: {outcome.reason}", 1)
+        return trial
 
     def _hopeless(self, config: Config) -> Hopeless | None:
         """What gives a run up part-way; None for the default, or where nothing feasible can be compared with."""
@@ -170,8 +213,16 @@ class Tuner:
         """Measure the default again where its turn has come."""
         every = self.study.drift_every
         number = count // every if every > 0 else 0
-        if number and count % every == 0 and not any(t.block == number for t in self.stored("drift")):
-            yield self._repeat("drift", self.space.default(), 0, {}, number)
+        if number and count % every == 0:
+            yield from self._once("drift", self.space.default(), {}, number)
+
+    def _once(self, stage: str, config: Config, about: Mapping[str, Any], number: int = 0) -> Iterator[Trial]:
+        """One run outside the budget, unless it is stored already or another search is at it."""
+        with self.shared.hold(f"{stage}/{number}") as claim:
+            stored = any(t.block == number for t in self.stored(stage, config.key))
+            trial = self._repeat(stage, config, 0, about, number, claim) if claim and not stored else None
+        if trial is not None:
+            yield trial
 
     def drift(self) -> guards.Drift | None:
         """How the default's own value moved through the study; None below two readings."""
@@ -213,21 +264,15 @@ class Tuner:
 
         Where every other was given up part-way, the best of those, so that the default is confirmed against one.
         """
-        default = self.space.default()
-        rows = [trial for trial in self.stored("search") if trial.config_key != default.key]
-        good = [(value, trial) for trial in rows if (value := self.judge.feasible(trial)) is not None]
-        if not good:
-            pruned = [trial for trial in rows if trial.status == Status.PRUNED]
-            good = [(value, trial) for trial in pruned if (value := self.judge.goodness(trial)) is not None][:1]
-        good.sort(key=lambda row: (-row[0], row[1].config_key))
-        return race.enter([(value, Config(trial.config)) for value, trial in good], self.study.finalists)
+        rows = [trial for trial in self.stored("search") if trial.config_key != self.space.default().key]
+        return race.finalists(rows, self.judge, self.study.finalists)
 
     def confirm(self) -> Iterator[Trial]:
         """Re-measure the finalists interleaved with the default in random order, a fresh launch each time.
 
         From the sixth block on finalists are dropped and the race may end early; see `race.alive`, `race.settled`.
         """
-        finalists = self.finalists()
+        finalists = self._confirmed = self.finalists()
         if not finalists:
             return
         yield from self.interleave("confirm", [self.space.default(), *finalists], self.study.blocks, self._alive)
@@ -246,19 +291,32 @@ class Tuner:
         name = round_name(contenders)
         about: dict[str, Any] = {"round": name, "default": contenders[0].key, "band": self.band()}
         about["slos"] = [slo.text for slo in self.study.slos]
-        for block in range(1, blocks + 1):
-            rows = self.stored(stage)
-            have = {t.config_key for t in rows if t.provenance.get("round") == name and t.block == block}
-            order = list(alive(name, contenders, block))
-            random.Random(f"{self.study.seed}/{block}").shuffle(order)
-            for config in order:
-                if self._over():
-                    return
-                if config.key not in have:
-                    yield self._repeat(stage, config, block, about)
+        left = list(range(1, blocks + 1))
+        while left:
+            taken = []
+            for block in left:
+                # A block is one search's: runs are paired within it, so they belong on one machine.
+                with self.shared.hold(f"{stage}/{name}/{block}") as claim:
+                    if claim is None:
+                        taken.append(block)
+                        continue
+                    rows = self.stored(stage)
+                    have = {t.config_key for t in rows if t.provenance.get("round") == name and t.block == block}
+                    order = list(alive(name, contenders, block))
+                    random.Random(f"{self.study.seed}/{block}").shuffle(order)
+                    for config in order:
+                        if self._over():
+                            return
+                        if config.key not in have:
+                            yield self._repeat(stage, config, block, about, None, claim)
+            if taken == left and self._over():
+                return
+            if taken:
+                self.shared.pause()
+            left = taken
 
     def _repeat(
-        self, stage: str, config: Config, seed: int, about: Mapping[str, Any], number: int | None = None
+        self, stage: str, config: Config, seed: int, about: Mapping[str, Any], number: int | None, claim: Claim
     ) -> Trial:
         """One run outside the budget, on the prompts of ``seed``, again while the machine disturbs it."""
         block = seed if number is None else number
@@ -271,13 +329,13 @@ class Tuner:
                 seed=self.study.seed + seed,
             )  # fmt: skip
             if final or outcome.counted:
-                self.store.add(trial, samples(trial.id, outcome.timelines))
+                trial = self.store.add(trial, samples(trial.id, outcome.timelines), claim)
             if final:
                 break
         return trial
 
     def _alive(self, name: str, contenders: Sequence[Config], block: int) -> Sequence[Config]:
-        values = self._values(name, before=block)
+        values = race.values(self.stored("confirm"), name, block, self.study.objective)
         named = {config.key: config for config in contenders}
         default, *finalists = named
         kept = race.alive(values, finalists, block)
@@ -285,20 +343,12 @@ class Tuner:
             return []
         return [named[key] for key in (default, *kept)]
 
-    def _values(self, name: str, before: int) -> dict[str, dict[int, float]]:
-        """{config key: {block: goodness}} of one confirmation round."""
-        found: dict[str, dict[int, float]] = {}
-        for trial in self.stored("confirm"):
-            value = self.study.objective.goodness(trial.metrics)
-            mine = trial.provenance.get("round") == name and trial.block < before and trial.status == Status.OK
-            if mine and value is not None:
-                found.setdefault(trial.config_key, {})[trial.block] = value
-        return found
-
     def result(self) -> Result:
         """Decide from the confirming rows. Raises TuneError: code 3 when nothing feasible was found, 124 when the
         time was spent before two paired blocks."""
-        finalists, default = self.finalists(), self.space.default()
+        # Others may have searched on since the confirmation began; it is judged by those who took part.
+        finalists = self.finalists() if self._confirmed is None else self._confirmed
+        default = self.space.default()
         if not finalists:
             if self._over(SEARCH_SHARE):
                 raise self._late()
@@ -329,46 +379,15 @@ class Tuner:
             violation = 1.0
         sampler.tell(Config(trial.config), self.judge.goodness(trial), violation)
 
-    def stored(self, stage: str) -> list[Trial]:
-        """The counted trials of one stage, oldest first."""
-        rows = self.store.trials(scenario_key=self.study.scenario_key, stage=stage)
+    def stored(self, stage: str, config_key: str | None = None) -> list[Trial]:
+        """The counted trials of one stage, or of one configuration in it, oldest first."""
+        rows = self.store.trials(scenario_key=self.study.scenario_key, stage=stage, config_key=config_key)
         return [row for row in rows if row.counted]
 
     def _trial(self, stage: str, config: Config, outcome: Outcome, block: int, tuner: float) -> Trial:
-        ended = time.time()
-        counters = dict(outcome.counters)
-        if outcome.bound is not None:
-            bound = self.study.objective.goodness({self.study.objective.metric: outcome.bound})
-            counters |= {BOUND: bound} if bound is not None else {}
-        about: dict[str, Any] = {"autotune": __version__, "host": host_digest(), "pid": os.getpid()}
-        about |= {"failure": outcome.failure} if outcome.failure else {}
-        notes = [*outcome.notes, *([outcome.disturbed] if outcome.disturbed else [])]
-        return Trial(
-            id=new_id(),
-            scenario_key=self.study.scenario_key,
-            stage=stage,
-            config=dict(config),
-            config_key=config.key,
-            status=str(outcome.status),
-            reason=outcome.reason,
-            metrics=dict(outcome.metrics),
-            seconds={**outcome.seconds, "tuner": tuner},
-            effective=dict(outcome.effective),
-            counters=counters,
-            block=block,
-            seed=self.study.seed + block,
-            started_at=ended - sum(outcome.seconds.values()),
-            ended_at=ended,
-            provenance={**about, **({"notes": notes} if notes else {}), **beside(self.space, config, outcome.counters)},
-            counted=outcome.counted,
-        )
-
-
-def _needs_default(trials: Sequence[Trial], default: Config) -> None:
-    """Raise TuneError when the default was measured and failed: nothing could be compared with it."""
-    failed = next((t for t in trials if t.config_key == default.key and t.status != Status.OK), None)
-    if failed is not None:
-        raise TuneError(
-            f"the default configuration failed ({failed.status}): {failed.reason}\n"
-            "Nothing can be compared with it. Try another --model or --workload, or a plan with [knobs].", 3
+        trial = described(outcome, config, self.study.objective)
+        return replace(
+            trial, scenario_key=self.study.scenario_key, stage=stage, block=block, seed=self.study.seed + block,
+            seconds={**trial.seconds, "tuner": tuner},
+            provenance={**trial.provenance, **beside(self.space, config, outcome.counters)},
         )  # fmt: skip

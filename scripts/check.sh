@@ -17,4 +17,4 @@ fi
 "$CHECK_ENV/bin/ruff" check .
 "$CHECK_ENV/bin/ruff" format --check .
 "$CHECK_ENV/bin/mypy"
-"$CHECK_ENV/bin/python" -m pytest "$@"
+"$CHECK_ENV/bin/python" -m pytest -n "${CHECK_JOBS:-2}" --dist loadfile "$@"

@@ -19,9 +19,10 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("offer",),
+    ("ladder",),
     ("effects", "kernel_search"),
-    ("setting", "tune", "report", "exporters"),
-    ("decision", "hints", "race", "guards", "endings", "engines"),
+    ("setting", "tune", "report", "exporters", "optuna_study"),
+    ("decision", "hints", "race", "guards", "endings", "engines", "sharing", "record"),
     ("plan", "sampler", "pool", "bench", "kernel_bench", "judge"),
     ("quality", "loadgen", "telemetry", "infeasible", "launches"),
     ("memory",),
@@ -31,7 +32,8 @@ LAYERS = (
     ("hardware", "model", "workload", "metrics", "corpus", "stats", "catalogue"),
 )
 HEAVY = {"torch", "optuna", "sqlalchemy", "transformers", "triton", "ray", "alembic"}
-HOMES = {"optuna": "sampler", "ray": "pool", "torch": "runtimes", "triton": "runtimes"}
+# `optuna_study` only writes files for Optuna's own tools; the study that searches stays in `sampler`.
+HOMES = {"optuna": ("sampler", "optuna_study"), "ray": ("pool",), "torch": ("runtimes",), "triton": ("runtimes",)}
 
 
 def level(module: str) -> int:
@@ -74,8 +76,8 @@ def test_modules_import_only_from_lower_lines() -> None:
 def test_heavy_libraries_stay_at_home() -> None:
     for path in (ROOT / "autotune").rglob("*.py"):
         top = path.relative_to(ROOT / "autotune").with_suffix("").parts[0]
-        for library, home in HOMES.items():
-            if top != home:
+        for library, homes in HOMES.items():
+            if top not in homes:
                 assert library not in {name.split(".")[0] for name in imports(path)}, f"{path} imports {library}"
         assert "transformers" not in {name.split(".")[0] for name in imports(path)}, path
 

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuning_db.canonical import canonical, digest
-from tuning_db.errors import Ambiguous, BadValue, DuplicateTrial, NotFound, QueryError, StoreError, StoreWarning
+from tuning_db.errors import (
+    Ambiguous,
+    BadValue,
+    Damaged,
+    DuplicateTrial,
+    NotFound,
+    QueryError,
+    Refused,
+    StoreError,
+    StoreWarning,
+)
 from tuning_db.records import Hardware, Reference, Sample, Scenario, Trial, host_digest, new_id
 
 if TYPE_CHECKING:
@@ -18,11 +28,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Ambiguous",
     "BadValue",
+    "Damaged",
     "DuplicateTrial",
     "Hardware",
     "NotFound",
     "QueryError",
     "Reference",
+    "Refused",
     "Sample",
     "Scenario",
     "Store",

@@ -12,6 +12,8 @@ from typing import Any
 DEEPEST = 64
 """Nesting that no honest value reaches; a cycle does."""
 
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -21,8 +23,46 @@ def canonical(value: object) -> bytes:
     Strings are not normalised, −0.0 becomes 0.0, tuples become lists. Raises ValueError for NaN, infinities, keys
     that are not strings, lone surrogates, cycles, and types that JSON does not have.
     """
-    text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8")
+    return encoded(value).encode("utf-8")
+
+
+class Encoded(str):
+    """Canonical JSON text, so that nobody encodes it again."""
+
+    __slots__ = ()
+
+
+def encoded(value: object, path: str = "value") -> Encoded:
+    """The canonical JSON text of ``value``, which errors call ``path``. Raises ValueError as `canonical` does."""
+    if isinstance(value, Encoded):
+        return value
+    return quick(value) or Encoded(_encode(plain(value, path)))
+
+
+def quick(value: object) -> Encoded | None:
+    """The canonical JSON text of plain JSON values, several times faster; None for whatever needs a closer look."""
+    if not _is_plain(value, 0):
+        return None
+    try:
+        text = _encode(value)
+    except ValueError:
+        return None
+    if "\\u0000" in text or "-0.0" in text or not (text.isascii() or _UNSTORABLE.search(text) is None):
+        return None
+    return Encoded(text)
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    if depth > DEEPEST:
+        return False
+    if type(value) is dict:
+        for key, part in value.items():
+            if type(key) is not str or not (type(part) in _SCALARS or _is_plain(part, depth + 1)):
+                return False
+        return True
+    if type(value) is list or type(value) is tuple:
+        return all(type(part) in _SCALARS or _is_plain(part, depth + 1) for part in value)
+    return type(value) in _SCALARS
 
 
 def digest(tag: str, value: object) -> str:

@@ -7,6 +7,10 @@ class StoreError(Exception):
     """The database cannot be opened, read or written; the message ends with the next thing to type."""
 
 
+class Damaged(StoreError):
+    """A file of ours whose content is wrong; it was left as it is."""
+
+
 class DuplicateTrial(StoreError):
     """The trial's id is taken, or its configuration already has its one counted search trial."""
 
@@ -25,6 +29,10 @@ class Ambiguous(StoreError):
 
 class QueryError(StoreError):
     """A filter that cannot be read; the message points at the place and names the nearest field."""
+
+
+class Refused(StoreError):
+    """A file of exported records that is cut short, changed, too new or not one at all; nothing of it was stored."""
 
 
 class StoreWarning(UserWarning):

@@ -1,35 +1,35 @@
 """Finds what was confirmed for this machine, or for the nearest one, and names every difference. Knows no statistics.
 
 Only confirming trials that ended well are returned, and a configuration with a counted confirmation that failed is left
-out altogether. Nothing is substituted silently: a match that is not exact carries its tier and its differences.
+out altogether. Nothing is substituted silently: a match that is not exact carries its tier, its distance and its
+differences. The objective is no part of what must be the same: it is applied to what was stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tuning_db.records import Hardware, Scenario, Trial
-from tuning_db.store import Store
+from sqlalchemy import ColumnElement, and_, not_, select
 
-TIERS = ("exact", "stale", "near", "far")
-"""Nearest first: the same in all things; other versions only; a machine alike or another question; another machine."""
+from tuning_db import distance
+from tuning_db.canonical import digest
+from tuning_db.distance import Difference
+from tuning_db.records import Facts, Hardware, Scenario, Trial
+from tuning_db.schema import scenarios
 
-VERSIONS = ("hardware.driver", "hardware.cuda", "hardware.kernel", "engine.")
-"""Beginnings of the facts that say which software ran. A difference in nothing else makes a match stale."""
+if TYPE_CHECKING:
+    from tuning_db.store import Store
 
-ABSENT = "(absent)"
+Goodness = Callable[[Mapping[str, float]], float | None]
+"""Metrics to a number, larger is better; None when they do not answer the question."""
+Meets = Callable[[Sequence[Trial]], bool]
+"""Whether the confirming runs of one configuration keep what is asked of it, such as an SLO."""
 
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One fact in which a stored scenario is not what was asked for."""
-
-    field: str
-    want: Any
-    have: Any
+PARTS = ("hardware", "engine", "model", "workload")
+_LIGHT = [scenarios.c[name] for name in ("key", "created_at", *(f"{part}_key" for part in PARTS))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,53 @@ class Match:
     scenario: Scenario
     trials: tuple[Trial, ...]
 
+    @property
+    def distance(self) -> float:
+        """0 for an exact match; see `tuning_db.distance`."""
+        return distance.total(self.differs)
+
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best configuration of a match: ``value`` is the median goodness over ``trials``, its confirming runs."""
+    """The best configuration of a match: ``value`` is the median goodness over ``trials``, its confirming runs.
+
+    ``refused`` counts the configurations that were better and did not meet what was asked of them.
+    """
 
     match: Match
     config: Mapping[str, Any]
     config_key: str
     value: float
     trials: tuple[Trial, ...]
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The facts of each part to compare with, None for a part that is not compared; names that must be the same."""
+
+    hardware: Hardware
+    engine: str | None
+    parts: Mapping[str, Facts | None]
+    objective: Facts | None
+    where: tuple[ColumnElement[bool], ...]
+
+    def same(self) -> ColumnElement[bool]:
+        """What holds in SQL for an exact match."""
+        keys = {"hardware_key": self.hardware.key}
+        build, model, workload = (self.parts[part] for part in PARTS[1:])
+        if build is not None:
+            keys["engine_key"] = digest("e1", {"engine": self.engine, "build": build})
+        if model is not None:
+            keys["model_key"] = digest("md1", model)
+        if workload is not None:
+            keys["workload_key"] = digest("w1", workload)
+        return and_(*(scenarios.c[name] == key for name, key in keys.items()))
+
+    def differences(self, part: str, have: Scenario) -> tuple[Difference, ...]:
+        """What differs in one part of a stored scenario."""
+        want = self.parts[part]
+        return () if want is None else distance.differences(part, want, _facts(part, have))
 
 
 def matches(
@@ -58,47 +95,41 @@ def matches(
     wanted: Scenario | Hardware,
     *,
     engine: str | None = None,
+    build: Facts | None = None,
     model: str | None = None,
     workload: str | None = None,
-) -> list[Match]:
-    """Every scenario with confirmed trials, nearest first, and the newest first among equals.
+) -> Iterator[Match]:
+    """Every scenario with confirmed trials, nearest first, and the newest first among equals; read as asked for.
 
     A whole scenario is compared fact by fact, and its engine and model name must be the same; given hardware alone,
-    only machines are compared. ``engine``, ``model`` and ``workload`` keep the scenarios of exactly that name.
+    only machines are compared, and with ``engine`` and ``build`` the build of that engine. ``engine``, ``model`` and
+    ``workload`` keep the scenarios of exactly that name. Raises StoreError.
     """
-    if isinstance(wanted, Scenario):
-        engine, model = wanted.engine, wanted.model.get("name", model)
-    found = []
-    for scenario in store.scenarios():
-        names = (scenario.engine, scenario.model.get("name"), scenario.workload.get("name"))
-        if any(want not in (None, have) for want, have in zip((engine, model, workload), names, strict=True)):
-            continue
-        trials = confirmed(store, scenario.key)
+    asked = _wanted(wanted, engine, build, {"model": model, "workload": workload})
+    ranked = ((name, have) for rank in (_exact, _others) for name, have in rank(store, asked))
+    for name, have in ranked:
+        trials = confirmed(store, have.key)
         if trials:
-            differs = differences(wanted, scenario)
-            found.append(Match(_tier(wanted, scenario, differs), differs, scenario, trials))
-    return sorted(found, key=lambda m: (TIERS.index(m.tier), len(m.differs), -max(t.ended_at for t in m.trials)))
+            yield Match(name, _all_differences(asked, have), have, trials)
 
 
 def best(
-    store: Store,
-    wanted: Scenario | Hardware,
-    goodness: Callable[[Mapping[str, float]], float | None],
-    **names: str | None,
+    store: Store, wanted: Scenario | Hardware, goodness: Goodness, meets: Meets | None = None, **names: Any
 ) -> Best | None:
     """The best confirmed configuration of the nearest match (look at its ``tier``), or None when there is none.
 
-    ``goodness`` maps metrics to a number, larger is better, or None when the objective is not met.
+    A configuration is as good as the median of its runs, and is passed over when ``meets`` refuses those runs.
+    ``names`` are those of `matches`.
     """
     for match in matches(store, wanted, **names):
         runs: dict[str, list[Trial]] = {}
         for trial in match.trials:
             runs.setdefault(trial.config_key, []).append(trial)
         judged = [(_median([goodness(trial.metrics) for trial in trials]), trials) for trials in runs.values()]
-        good = [(value, trials) for value, trials in judged if value is not None]
-        if good:
-            value, trials = max(good, key=lambda pair: pair[0])
-            return Best(match, trials[0].config, trials[0].config_key, value, tuple(trials))
+        good = sorted(((v, t) for v, t in judged if v is not None), key=lambda pair: pair[0], reverse=True)
+        for refused, (value, trials) in enumerate(good):
+            if meets is None or meets(trials):
+                return Best(match, trials[0].config, trials[0].config_key, value, tuple(trials), refused)
     return None
 
 
@@ -111,39 +142,70 @@ def confirmed(store: Store, scenario_key: str) -> tuple[Trial, ...]:
 
 def differences(wanted: Scenario | Hardware, have: Scenario) -> tuple[Difference, ...]:
     """Every fact that is not the same, by name. An unknown fact differs from another machine's unknown fact."""
+    return _all_differences(_wanted(wanted, None, None, {}), have)
+
+
+def _wanted(
+    wanted: Scenario | Hardware, engine: str | None, build: Facts | None, names: Mapping[str, str | None]
+) -> _Wanted:
+    conditions = [scenarios.c[part]["name"].as_string() == name for part, name in names.items() if name is not None]
     if isinstance(wanted, Hardware):
-        ours, theirs = _machine(wanted), _machine(have.hardware)
-    else:
-        ours, theirs = _facts(wanted), _facts(have)
-    return tuple(
-        Difference(name, ours.get(name, ABSENT), theirs.get(name, ABSENT))
-        for name in sorted(ours.keys() | theirs.keys())
-        if ours.get(name, ABSENT) != theirs.get(name, ABSENT)
-    )
+        if engine is not None:
+            conditions.append(scenarios.c.engine == engine)
+        parts: dict[str, Facts | None] = {
+            "hardware": distance.machine(wanted), "engine": build if engine else None, "model": None, "workload": None,
+        }  # fmt: skip
+        return _Wanted(wanted, engine, parts, None, tuple(conditions))
+    conditions.append(scenarios.c.subject_key == wanted.subject_key)
+    parts = {part: _facts(part, wanted) for part in PARTS}
+    return _Wanted(wanted.hardware, wanted.engine, parts, wanted.objective, tuple(conditions))
 
 
-def _tier(wanted: Scenario | Hardware, have: Scenario, differs: tuple[Difference, ...]) -> str:
-    machine = wanted if isinstance(wanted, Hardware) else wanted.hardware
-    if not differs:
-        return "exact"
-    if all(difference.field.startswith(VERSIONS) for difference in differs):
-        return "stale"
-    return "near" if machine.loose == have.hardware.loose else "far"
+def _exact(store: Store, asked: _Wanted) -> Iterable[tuple[str, Scenario]]:
+    """The scenarios of the same measured key, those with the same objective first, then the newest first."""
+    query = select(*_LIGHT).where(*asked.where, asked.same()).order_by(scenarios.c.created_at.desc(), scenarios.c.key)
+    found = list(store.scenarios_of([row.key for row in store.rows(query)]))
+    return [("exact", have) for have in sorted(found, key=lambda have: have.objective != asked.objective)]
 
 
-def _facts(scenario: Scenario) -> dict[str, Any]:
-    parts = {
+def _others(store: Store, asked: _Wanted) -> Iterator[tuple[str, Scenario]]:
+    """The scenarios that differ, nearest first.
+
+    Many scenarios share few machines, builds, models and workloads, so that each of those is compared once.
+    """
+    rows = [tuple(row) for row in store.rows(select(*_LIGHT).where(*asked.where, not_(asked.same())))]
+    examples = [{row[at]: row[0] for row in rows} for at in range(2, 2 + len(PARTS))]
+    keys = sorted({key for found in examples for key in found.values()})
+    known = {have.key: have for have in store.scenarios_of(keys)}
+    gaps = [
+        {place: distance.gap(asked.differences(part, known[key])) for place, key in found.items()}
+        for part, found in zip(PARTS, examples, strict=True)
+    ]
+    loose = {place: known[key].hardware.loose == asked.hardware.loose for place, key in examples[0].items()}
+    machines, builds, models, workloads = gaps
+    ranked = [
+        (*distance.rank((machines[m], builds[b], models[o], workloads[w]), loose[m]), -created, key)
+        for key, created, m, b, o, w in rows
+    ]
+    for place, _, _, key in sorted(ranked):
+        yield distance.TIERS[place], store.scenario(key)
+
+
+def _all_differences(asked: _Wanted, have: Scenario) -> tuple[Difference, ...]:
+    found = [difference for part in PARTS for difference in asked.differences(part, have)]
+    if asked.objective is not None:
+        found += distance.differences("objective", asked.objective, have.objective)
+    return tuple(sorted(found, key=lambda difference: difference.field))
+
+
+def _facts(part: str, scenario: Scenario) -> Facts:
+    facts: Mapping[str, Facts] = {
+        "hardware": distance.machine(scenario.hardware),
         "engine": scenario.engine_build,
         "model": scenario.model,
         "workload": scenario.workload,
-        "objective": scenario.objective,
     }
-    named = {f"{part}.{name}": value for part, facts in parts.items() for name, value in facts.items()}
-    return {**_machine(scenario.hardware), **named}
-
-
-def _machine(hardware: Hardware) -> dict[str, Any]:
-    return {"hardware.kind": hardware.kind, **{f"hardware.{name}": v for name, v in hardware.known().items()}}
+    return facts[part]
 
 
 def _median(values: list[float | None]) -> float | None:

@@ -1,113 +1,29 @@
-"""The filter language of ``autotune query``: parsed to a small tree and compared with rows, never evaluated as code.
+"""Answers of ``autotune query``: trials that fit a filter, sorted, grouped, or as points of a front, found in SQL.
 
-``ttft_p99<500ms and (kv_dtype=int8 or status!=ok) and gpu~A100``: comparisons ``= != < <= > >= ~`` (~ is "contains",
-in any case), joined by ``and``, ``or`` and parentheses. Values may be quoted, and numbers may carry a unit.
+Knows how names become fields; the language is in `filters`, the SQL in `expressions`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from decimal import Decimal, DecimalException
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from sqlalchemy import Select, case, func, or_
+from sqlalchemy import select as sql
+
+from tuning_db import rows
 from tuning_db.errors import QueryError
-from tuning_db.fields import Row, flatten, resolve, scenario_fields
-from tuning_db.records import Scenario
-from tuning_db.store import Store
+from tuning_db.expressions import TABLES, Expression, Expressions, check_storable, scenario_keys
+from tuning_db.fields import Field, Row, fixed, flatten, guesses, learn, resolve, scenario_fields, shown, unknown
+from tuning_db.filters import Compare, Node, parse
+from tuning_db.schema import hardware, scenarios, trials
+from tuning_db.store import IN_ONE_QUERY, Store
 
-UNITS = {
-    "us": "1e-6",
-    "µs": "1e-6",
-    "ms": "1e-3",
-    "s": "1",
-    "min": "60",
-    "h": "3600",
-    "b": "1",
-    "kb": "1e3",
-    "mb": "1e6",
-    "gb": "1e9",
-    "tb": "1e12",
-    "kib": "1024",
-    "mib": "1048576",
-    "gib": "1073741824",
-    "tib": "1099511627776",
-    "k": "1e3",
-    "%": "0.01",
-}
-"""What one of each unit is in seconds, bytes or ones; case does not matter."""
+LOOKED_AT = 64
+"""The newest trials whose fields are learned first; a name that none of them has is searched for in all."""
 
-LONGEST = 10_000
-DEEPEST = 40
-
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<paren>[()])|(?P<op>!=|<=|>=|==|=|<|>|~)|(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
-    r"""|(?P<word>[^\s()=<>!~"']+))""",
-    re.DOTALL,
-)
-_NUMBER = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)([A-Za-zµ%]*)")
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Compare:
-    """One comparison. ``number`` is the value in SI units when the text reads as one, else None."""
-
-    field: str
-    op: str
-    text: str
-    number: float | None
-
-    def holds(self, row: Row) -> bool:
-        """Whether the row satisfies it; a row without the field satisfies nothing, not even ``!=``."""
-        value = row.get(self.field)
-        if value is None:
-            return False
-        if self.op == "~":
-            return self.text.lower() in _shown(value).lower()
-        if self.op in ("=", "!="):
-            return self._equals(value) == (self.op == "=")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return self.number is not None and _ORDER[self.op](value, self.number)
-        return _ORDER[self.op](_shown(value), self.text)
-
-    def _equals(self, value: Any) -> bool:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return self.number is not None and value == self.number
-        if isinstance(value, bool):
-            return self.text.lower() == _shown(value)
-        return bool(value == self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class All:
-    """Every part holds."""
-
-    parts: tuple[Node, ...]
-
-    def holds(self, row: Row) -> bool:
-        """Whether the row satisfies every part."""
-        return all(part.holds(row) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Some:
-    """At least one part holds."""
-
-    parts: tuple[Node, ...]
-
-    def holds(self, row: Row) -> bool:
-        """Whether the row satisfies a part."""
-        return any(part.holds(row) for part in self.parts)
-
-
-Node = Compare | All | Some
+_OPTIONS = ("hardware", "model", "workload", "engine", "stage", "status")
 
 
 def select(
@@ -119,23 +35,67 @@ def select(
     ``limit`` keeps the first rows. ``only`` may hold ``hardware`` (part of a label, or the beginning of a key),
     ``model`` and ``workload`` (part of a name), ``engine``, ``stage`` and ``status`` (the whole word).
     """
-    tree = parse(where) if where and where.strip() else None
     if limit is not None and limit < 0:
         raise QueryError(f"limit is {limit}; give 0 or more")
-    stage, status = only.pop("stage", None), only.pop("status", None)
-    rows = []
-    for scenario in store.scenarios():
-        if _is_wanted(scenario, only):
-            shared = scenario_fields(scenario)
-            rows += [flatten(trial, shared) for trial in store.trials(scenario.key, stage=stage, status=status)]
-    rows.sort(key=lambda row: str(row["id"]))
-    known = field_names(rows)
-    if tree and rows:
-        tree = bind(tree, known, rows)
-        rows = [row for row in rows if tree.holds(row)]
-    if sort and known:
-        rows = order(rows, sort, known)
-    return rows[:limit]
+    asked = Asked(store, where, only)
+    if asked.is_empty or limit == 0:
+        return []
+    order: list[Expression] = []
+    for part in sort.split(",") if sort else ():
+        name = part.strip()
+        order += asked.sql.sorting(asked.fields.find(name.removeprefix("-")), name.startswith("-"))
+    return _flat(store, asked.narrow(sql(trials)).order_by(*order, trials.c.id).limit(limit))
+
+
+def group(
+    store: Store, by: str, metrics: Iterable[str] = (), where: str | None = None, **only: str | None
+) -> list[Row]:
+    """One row for each value of a field, the largest group first: the value, ``trials``, ``ok``, and of each metric
+
+    over the trials that ended well ``NAME_min``, ``NAME_mean`` and ``NAME_max``, None without any. Raises QueryError.
+    """
+    asked = Asked(store, where, only)
+    if asked.is_empty:
+        return []
+    kind, value = asked.sql.grouping(asked.fields.find(by))
+    ok = trials.c.status == "ok"
+    totals = [func.count().label("trials"), func.sum(case((ok, 1), else_=0)).label("ok")]
+    for name in metrics:
+        field = asked.fields.find(name)
+        if field.column not in ("metrics", "seconds"):
+            raise QueryError(f"{field.name} is not a measured number; group over a metric such as output_tok_s")
+        number = case((ok, asked.sql.number(field)))
+        totals += [getattr(func, how)(number).label(f"{name}_{how}") for how in ("min", "avg", "max")]
+    query = asked.narrow(sql(kind.label("kind"), value.label("value"), *totals)).group_by("kind", "value")
+    found = []
+    for row in store.rows(query.order_by(func.count().desc(), "kind", "value")):
+        values = dict(row._mapping)
+        word, key = values.pop("kind"), shown(values.pop("value"))
+        key = word == "true" if word in ("true", "false") else key
+        found.append({by: key, **{name.replace("_avg", "_mean"): part for name, part in values.items()}})
+    return found
+
+
+def points(store: Store, names: Sequence[str], where: str | None = None, **only: str | None) -> list[Row]:
+    """``id``, ``scenario_key`` and the named metrics of every trial that ended well and has them all, oldest first."""
+    asked = Asked(store, where, {**only, "status": "ok"})
+    if asked.is_empty:
+        return []
+    fields = {name: asked.fields.find(f"metrics.{name}") for name in names}
+    numbers = [asked.sql.number(field).label(f"metrics.{name}") for name, field in fields.items()]
+    query = asked.narrow(sql(trials.c.id, trials.c.scenario_key, *numbers)).order_by(trials.c.id)
+    for field in fields.values():
+        query = query.where(asked.sql.present(field))
+    return [dict(row._mapping) for row in store.rows(query)]
+
+
+def by_id(store: Store, ids: Sequence[str]) -> list[Row]:
+    """The flat rows of these trials, in this order; an unknown id has none."""
+    found: dict[str, Row] = {}
+    for start in range(0, len(ids), IN_ONE_QUERY):
+        query = sql(trials).where(trials.c.id.in_(ids[start : start + IN_ONE_QUERY]))
+        found |= {row["id"]: row for row in _flat(store, query)}
+    return [found[key] for key in ids if key in found]
 
 
 def pick(rows: list[Row], names: Iterable[str]) -> list[Row]:
@@ -146,157 +106,113 @@ def pick(rows: list[Row], names: Iterable[str]) -> list[Row]:
 
 
 def field_names(rows: Iterable[Row]) -> dict[str, None]:
-    """Every field of the rows in order of first appearance; also what a shell may complete."""
+    """Every field of the rows in order of first appearance."""
     return {name: None for row in rows for name in row}
 
 
-def order(rows: list[Row], sort: str, known: Collection[str]) -> list[Row]:
-    """The rows sorted by a comma-separated list of fields, ``-`` for descending. Raises QueryError."""
-    for part in reversed(sort.split(",")):
-        name = part.strip()
-        field = resolve(name.removeprefix("-"), known)
-        have = [row for row in rows if row.get(field) is not None]
-        lack = [row for row in rows if row.get(field) is None]
-        have.sort(key=lambda row, field=field: _rank(row[field]), reverse=name.startswith("-"))  # type: ignore[misc]
-        rows = have + lack
-    return rows
+class Fields:
+    """The fields of a database: those of its newest trials at first, any other when it is asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.known = fixed()
+        self.is_empty = not self._learn(sql(trials).order_by(trials.c.ended_at.desc()).limit(LOOKED_AT))
+        self._is_wide = False
+
+    def find(self, name: str) -> Field:
+        """The field that a whole or a bare name means. Raises QueryError naming the nearest one."""
+        check_storable(name)
+        try:
+            return self.known[resolve(name, self.known)]
+        except QueryError:
+            self.widen()
+        try:
+            return self.known[resolve(name, self.known)]
+        except QueryError:
+            return self._search(name)
+
+    def widen(self) -> None:
+        """Learn also from the newest trial of every stage of every scenario, the newest 500 of them."""
+        if not self._is_wide:
+            newest = func.max(trials.c.id)
+            ids = sql(newest).group_by(trials.c.scenario_key, trials.c.stage).order_by(newest.desc()).limit(500)
+            self._learn(sql(trials).where(trials.c.id.in_(ids)))
+            self._is_wide = True
+
+    def _search(self, name: str) -> Field:
+        """Look into every row, which takes seconds at a million trials: only a rare field or a typo comes here."""
+        maybe = guesses(name)
+        speak = Expressions(self.store.engine.dialect.name)
+        for mine in TABLES:
+            here = [field for field in maybe if field.table == mine]
+            has = [func.max(case((speak.present(field), 1), else_=0)) for field in here]
+            (found,) = self.store.rows(sql(*has).select_from(TABLES[mine])) if has else ((),)
+            for field, there in zip(here, found, strict=True):
+                if there:
+                    return self.known.setdefault(field.name, field)
+        raise unknown(name, self.known)
+
+    def _learn(self, query: Select[Any]) -> bool:
+        found = [rows.trial_record(row) for row in self.store.rows(query)]
+        keys = list(dict.fromkeys(trial.scenario_key for trial in found))
+        questions = {scenario.key: scenario for scenario in self.store.scenarios_of(keys)}
+        for trial in found:
+            learn(self.known, trial, questions[trial.scenario_key])
+        return bool(found)
 
 
-def bind(node: Node, known: Collection[str], rows: list[Row]) -> Node:
-    """The tree with whole field names. Raises QueryError for an unknown field, or a text compared with a number."""
-    if not isinstance(node, Compare):
-        return replace(node, parts=tuple(bind(part, known, rows) for part in node.parts))
-    field = resolve(node.field, known)
-    values = [row[field] for row in rows if row.get(field) is not None]
-    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    if values and numeric and node.number is None and node.op != "~":
-        raise QueryError(f"{field} is a number and {node.text!r} is not; units are {', '.join(UNITS)}")
-    return replace(node, field=field)
+class Asked:
+    """A filter and plain options, bound to the fields of a database."""
+
+    def __init__(self, store: Store, where: str | None, only: Mapping[str, str | None]) -> None:
+        strange = only.keys() - set(_OPTIONS)
+        if strange:
+            raise TypeError(f"a query has no option {sorted(strange)[0]!r}")
+        tree = parse(where) if where and where.strip() else None
+        self.fields = Fields(store)
+        self.is_empty = self.fields.is_empty
+        self.sql = Expressions(store.engine.dialect.name)
+        self._conditions = self._plain({name: text for name, text in only.items() if text})
+        if tree and not self.is_empty:
+            tree, used = self._bound(tree)
+            self._conditions.append(self.sql.condition(tree, used))
+
+    def narrow(self, query: Select[Any]) -> Select[Any]:
+        return query.where(*self._conditions)
+
+    def _bound(self, node: Node) -> tuple[Node, dict[str, Field]]:
+        """The tree with whole names, and the field of each."""
+        if isinstance(node, Compare):
+            field = self.fields.find(node.field)
+            return replace(node, field=field.name), {field.name: field}
+        used: dict[str, Field] = {}
+        parts = []
+        for part in node.parts:
+            bound, more = self._bound(part)
+            parts.append(bound)
+            used |= more
+        return replace(node, parts=tuple(parts)), used
+
+    def _plain(self, only: Mapping[str, str]) -> list[Expression]:
+        names = fixed()
+        mine, shared = [], []
+        for name, text in only.items():
+            if name in ("stage", "status"):
+                mine.append(trials.c[name] == text)
+            elif name == "engine":
+                shared.append(scenarios.c.engine == text)
+            elif name == "hardware":
+                is_key = hardware.c.key.startswith(text, autoescape=True)
+                shared.append(or_(hardware.c.label.icontains(text, autoescape=True), is_key))
+            else:
+                shared.append(self.sql.holds(Compare(name, "~", text, None), names[name]))
+        if shared:
+            mine.append(trials.c.scenario_key.in_(scenario_keys(*shared)))
+        return mine
 
 
-def parse(text: str) -> Node:
-    """The tree of a filter. Raises QueryError that shows where it stops making sense."""
-    if len(text) > LONGEST:
-        raise QueryError(f"the filter has {len(text)} characters; {LONGEST} are the most")
-    parser = _Parser(text, _tokens(text))
-    node = parser.some(0)
-    if parser.at < len(parser.tokens):
-        raise parser.error("expected `and`, `or` or the end")
-    return node
-
-
-def number(text: str) -> float | None:
-    """The value of a number with an optional unit, in SI units, or None when the text is no such thing."""
-    match = _NUMBER.fullmatch(text)
-    if not match or match[2].lower() not in ("", *UNITS):
-        return None
-    try:
-        # In decimal, so that 300ms is the very float that 0.3 is.
-        value = float(Decimal(match[1]) * Decimal(UNITS.get(match[2].lower(), "1")))
-    except (DecimalException, OverflowError):
-        return None
-    return value if abs(value) != float("inf") else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-    start: int
-
-
-def _tokens(text: str) -> list[_Token]:
-    tokens, at, end = [], 0, len(text.rstrip())
-    while at < end:
-        match = _TOKEN.match(text, at)
-        if not match or match.lastgroup is None:
-            raise QueryError(f"cannot read the filter at {text[at : at + 20].strip()!r}; is a quote left open?")
-        tokens.append(_Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup)))
-        at = match.end()
-    return tokens
-
-
-class _Parser:
-    """Recursive descent over the tokens: some (or) of all (and) of comparisons and parentheses."""
-
-    def __init__(self, text: str, tokens: list[_Token]) -> None:
-        self.text, self.tokens, self.at = text, tokens, 0
-
-    def some(self, depth: int) -> Node:
-        if depth > DEEPEST:
-            raise self.error(f"parentheses are nested more than {DEEPEST} deep")
-        parts = [self.all(depth)]
-        while self._word("or"):
-            parts.append(self.all(depth))
-        return parts[0] if len(parts) == 1 else Some(tuple(parts))
-
-    def all(self, depth: int) -> Node:
-        parts = [self.one(depth)]
-        while self._word("and"):
-            parts.append(self.one(depth))
-        return parts[0] if len(parts) == 1 else All(tuple(parts))
-
-    def one(self, depth: int) -> Node:
-        if self._take("paren", "("):
-            node = self.some(depth + 1)
-            if not self._take("paren", ")"):
-                raise self.error("expected `)`")
-            return node
-        name = self._take("word")
-        if not name:
-            raise self.error("expected a field")
-        op = self._take("op")
-        if not op:
-            raise self.error(f"expected = != < <= > >= or ~ after {name.text!r}")
-        value = self._take("word") or self._take("quoted")
-        if not value:
-            raise self.error(f"expected a value after {op.text!r}; quote a value that holds signs or spaces")
-        if value.kind == "quoted":
-            return Compare(
-                name.text, op.text.replace("==", "="), re.sub(r"\\(.)", r"\1", value.text[1:-1], flags=re.S), None
-            )
-        return Compare(name.text, op.text.replace("==", "="), value.text, number(value.text))
-
-    def error(self, what: str) -> QueryError:
-        if self.at < len(self.tokens):
-            start = self.tokens[self.at].start
-            return QueryError(f"{what}, at {self.text[start : start + 20]!r} (character {start + 1})")
-        return QueryError(f"{what}, at the end of the filter")
-
-    def _word(self, text: str) -> bool:
-        here = self.tokens[self.at] if self.at < len(self.tokens) else None
-        if here and here.kind == "word" and here.text.lower() == text:
-            self.at += 1
-            return True
-        return False
-
-    def _take(self, kind: str, text: str | None = None) -> _Token | None:
-        here = self.tokens[self.at] if self.at < len(self.tokens) else None
-        if here and here.kind == kind and text in (None, here.text):
-            self.at += 1
-            return here
-        return None
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _rank(value: Any) -> tuple[int, Any]:
-    if isinstance(value, (int, float)):
-        return 0, value
-    return 1, str(value)
-
-
-def _is_wanted(scenario: Scenario, only: Mapping[str, str | None]) -> bool:
-    machine = scenario.hardware
-    fits: dict[str, Callable[[str], bool]] = {
-        "hardware": lambda text: text.lower() in machine.label.lower() or machine.key.startswith(text),
-        "model": lambda text: text.lower() in str(scenario.model.get("name", "")).lower(),
-        "workload": lambda text: text.lower() in str(scenario.workload.get("name", "")).lower(),
-        "engine": lambda text: text == scenario.engine,
-    }
-    unknown = only.keys() - fits.keys()
-    if unknown:
-        raise TypeError(f"select() has no filter {sorted(unknown)[0]!r}")
-    return all(not text or fits[name](text) for name, text in only.items())
+def _flat(store: Store, query: Select[Any]) -> list[Row]:
+    found = [rows.trial_record(row) for row in store.rows(query)]
+    keys = list(dict.fromkeys(trial.scenario_key for trial in found))
+    questions = {scenario.key: scenario_fields(scenario) for scenario in store.scenarios_of(keys)}
+    return [flatten(trial, questions[trial.scenario_key]) for trial in found]

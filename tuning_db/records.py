@@ -106,6 +106,26 @@ class Scenario:
         """``m1:…``, the identity without the objective: samples of one key may be judged by any objective."""
         return digest("m1", self._measured())
 
+    @property
+    def engine_key(self) -> str:
+        """``e1:…``, the engine and its build: equal where the same code ran."""
+        return digest("e1", {"engine": self.engine, "build": self.engine_build})
+
+    @property
+    def model_key(self) -> str:
+        """``md1:…``, the model's name, revision and content."""
+        return digest("md1", self.model)
+
+    @property
+    def workload_key(self) -> str:
+        """``w1:…``, the workload."""
+        return digest("w1", self.workload)
+
+    @property
+    def subject_key(self) -> str:
+        """``u1:…``, the loose key: engine and model by name; others never answer for it, not even as a hint."""
+        return digest("u1", {"engine": self.engine, "model": self.model.get("name")})
+
     def _measured(self) -> dict[str, Any]:
         return {
             "hardware": self.hardware.key,

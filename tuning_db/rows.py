@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from tuning_db.canonical import cleaned, plain
+from tuning_db.canonical import Encoded, cleaned, encoded, plain, quick
 from tuning_db.errors import BadValue
 from tuning_db.records import Hardware, Reference, Sample, Scenario, Trial
 from tuning_db.timelines import pack
@@ -42,6 +42,7 @@ def scenario_row(scenario: Scenario, now: float) -> Values:
         "measured_key": scenario.measured_key,
         "hardware_key": scenario.hardware.key,
         **parts,
+        **{name: getattr(scenario, name) for name in ("engine_key", "model_key", "workload_key", "subject_key")},
         "created_at": now,
     }
 
@@ -53,16 +54,21 @@ def trial_row(trial: Trial) -> Values:
     if abs(trial.seed) >= 1 << 63 or abs(trial.block) >= 1 << 31:
         raise BadValue(f"trial {trial.id}: seed {trial.seed} or block {trial.block} is too large to store")
     name = f"trial {trial.id}: "
-    _short(name, scenario_key=trial.scenario_key, config_key=trial.config_key, stage=trial.stage)
-    strict = ("scenario_key", "stage", "config", "config_key", "status", "block", "seed", "started_at", "ended_at")
-    loose = ("reason", "effective", "counters", "provenance")
+    check_short(name, scenario_key=trial.scenario_key, config_key=trial.config_key, stage=trial.stage)
+    words = ("scenario_key", "stage", "config_key", "status", "block", "seed", "started_at", "ended_at")
     return {
         "id": trial.id,
         "counted": bool(trial.counted),
-        "metrics": _numbers(trial.metrics, name + "metrics"),
-        "seconds": _numbers(trial.seconds, name + "seconds"),
-        **{field: _plain(getattr(trial, field), name + field) for field in strict},
-        **{field: _plain(cleaned(getattr(trial, field)), name + field) for field in loose},
+        **{field: _plain(getattr(trial, field), name + field) for field in words},
+        "reason": _plain(cleaned(trial.reason), name + "reason"),
+        "config": _json(trial.config, name + "config"),
+        "metrics": _json(_numbers(trial.metrics, name + "metrics"), name + "metrics"),
+        "seconds": _json(_numbers(trial.seconds, name + "seconds"), name + "seconds"),
+        **{
+            field: quick(value) or _json(cleaned(value), name + field)
+            for field in ("effective", "counters", "provenance")
+            for value in (getattr(trial, field),)
+        },
     }
 
 
@@ -79,7 +85,7 @@ def samples_row(trial_id: str, samples: Sequence[Sample]) -> Values:
 
 def reference_row(reference: Reference, now: float) -> Values:
     """The ``reference_blobs`` row; ``now`` is a Unix time. Raises BadValue."""
-    _short("reference ", key=reference.key, kind=reference.kind)
+    check_short("reference ", key=reference.key, kind=reference.kind)
     return {
         "key": _plain(reference.key, "reference.key"),
         "kind": _plain(reference.kind, "reference.kind"),
@@ -103,7 +109,8 @@ def scenario_record(row: Row[Any]) -> Scenario:
     return Scenario(machine, row.engine, row.engine_build, row.model, row.workload, row.objective)
 
 
-def _short(name: str, **words: str) -> None:
+def check_short(name: str, **words: str) -> None:
+    """Refuse with BadValue a word that is too long for an indexed column."""
     for field, word in words.items():
         if len(word) > LONGEST_KEY:
             raise BadValue(f"{name}{field} has {len(word)} characters; {LONGEST_KEY} are the most: {word[:40]!r}…")
@@ -116,11 +123,18 @@ def _plain(value: object, path: str) -> Any:
         raise BadValue(str(error)) from error
 
 
+def _json(value: object, path: str) -> Encoded:
+    try:
+        return encoded(value, path)
+    except ValueError as error:
+        raise BadValue(str(error)) from error
+
+
 def _numbers(values: Mapping[str, float], path: str) -> dict[str, float]:
     for name, value in values.items():
         if not isinstance(value, (int, float)):
             raise BadValue(f"{path}.{name} is {value!r}, not a number; leave out what was not measured")
     try:
-        return {name: float(value) for name, value in _plain(values, path).items()}
+        return {name: float(value) for name, value in values.items()}
     except OverflowError as error:
         raise BadValue(f"{path} holds an integer too large for a float") from error

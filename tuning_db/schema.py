@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -20,11 +22,20 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Counts released schemas; kept in the file so that an older tool can say that a file is too new for it."""
 
 APPLICATION_ID = 0x61747564
 """``atud`` in the header of an SQLite file: marks it as ours."""
+
+
+def tool_version() -> str:
+    """The version of the installed distribution, or ``unknown``."""
+    try:
+        return version("autotune")
+    except PackageNotFoundError:
+        return "unknown"
+
 
 metadata = MetaData(
     naming_convention={
@@ -69,7 +80,15 @@ scenarios = Table(
     Column("workload", Json, nullable=False),
     Column("objective", Json, nullable=False),
     Column("created_at", Double, nullable=False),
+    # The defaults are what SQLite needs to add a column to rows that are there.
+    Column("engine_key", Key, nullable=False, server_default=""),
+    Column("model_key", Key, nullable=False, server_default=""),
+    Column("workload_key", Key, nullable=False, server_default=""),
+    Column("subject_key", Key, nullable=False, server_default=""),
 )
+# All that ranking the scenarios of one engine and model needs, so that it reads no row.
+_parts = [scenarios.c[name] for name in ("subject_key", "hardware_key", "engine_key", "model_key", "workload_key")]
+Index("ix_scenarios_parts", *_parts, scenarios.c.created_at, scenarios.c.key)
 
 trials = Table(
     "trials",
@@ -93,6 +112,7 @@ trials = Table(
     Column("counted", Boolean, nullable=False),
 )
 Index(None, trials.c.scenario_key, trials.c.stage, trials.c.id)
+Index("ix_trials_status_ended_at", trials.c.status, trials.c.ended_at)
 _once = and_(trials.c.stage == "search", trials.c.counted)
 Index(
     "uq_trials_counted_search",
@@ -101,6 +121,17 @@ Index(
     unique=True,
     sqlite_where=_once,
     postgresql_where=_once,
+)
+
+claims = Table(
+    "claims",
+    metadata,
+    Column("scenario_key", Key, ForeignKey("scenarios.key", ondelete="CASCADE"), primary_key=True),
+    Column("slot", Key, primary_key=True),
+    Column("token", Key, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("leased_until", Double, nullable=False),
 )
 
 samples = Table(

@@ -6,6 +6,7 @@ Nothing here overwrites, renames or converts a file that is not ours: its header
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shlex
 import sqlite3
@@ -13,20 +14,21 @@ import struct
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.pool import QueuePool
 
-from tuning_db.canonical import canonical
-from tuning_db.errors import StoreError, StoreWarning
-from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION
+from tuning_db.canonical import encoded
+from tuning_db.errors import Damaged, StoreError, StoreWarning
+from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION, tool_version
 
 BUSY_SECONDS = 30.0
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "lustre", "glusterfs", "afs"})
 ALWAYS_CHECKED = 64 << 20
-"""Bytes up to which a file is checked at every open; a larger one only when nobody wrote to it for a day."""
+"""Bytes up to which a file is checked at every open; a larger one when it is opened to write after a quiet day, and by
+`autotune db check`."""
 
 _SENTENCES = (
     ("full", "the disk is full; free some space, or choose another file with --db"),
@@ -51,12 +53,13 @@ def explain(error: BaseException, path: Path) -> StoreError:
     return StoreError(f"tuning database {path}: {text}")
 
 
-def damaged(path: Path, what: str) -> StoreError:
+def damaged(path: Path, what: str) -> Damaged:
     """The error for a file whose content is wrong; it says that the file was left alone and how to save its rows."""
     saved = shlex.quote(str(path.with_suffix(".recovered.db")))
-    return StoreError(
+    return Damaged(
         f"tuning database {path} is damaged: {what}. It was left as it is. Try "
-        f"`sqlite3 {shlex.quote(str(path))} .recover | sqlite3 {saved}`, or choose another file with --db"
+        f"`sqlite3 {shlex.quote(str(path))} .recover | sqlite3 {saved}`, put it aside "
+        "with `autotune db check --aside`, or choose another file with --db"
     )
 
 
@@ -68,6 +71,10 @@ def connect(path: Path, readonly: bool = False) -> Engine:
         raw = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         raw.execute("PRAGMA foreign_keys=ON")
         raw.execute("PRAGMA synchronous=NORMAL")
+        # SQLite's own knows ASCII only; filters compare in any case of any alphabet.
+        raw.create_function(
+            "lower", 1, lambda text: text.lower() if isinstance(text, str) else text, deterministic=True
+        )
         return raw
 
     engine = create_engine(
@@ -75,7 +82,7 @@ def connect(path: Path, readonly: bool = False) -> Engine:
         creator=open_file,
         poolclass=QueuePool,
         hide_parameters=True,
-        json_serializer=lambda value: canonical(value).decode(),
+        json_serializer=encoded,
     )
 
     @event.listens_for(engine, "begin")
@@ -87,34 +94,98 @@ def connect(path: Path, readonly: bool = False) -> Engine:
 
 
 def open_path(path: Path, readonly: bool) -> Engine:
-    """An engine on the file at ``path``, created with its tables if missing and not ``readonly``. Raises StoreError."""
+    """An engine on the file at ``path``, created with its tables if missing and not ``readonly``. Raises StoreError.
+
+    A file of an older schema is first copied beside itself and then brought up to date, for a reader too.
+    """
     if readonly:
         if not path.is_file():
             raise StoreError(
                 f"there is no tuning database at {path}; run `autotune search` first, or name one with --db"
             )
-        if check(path) == 0:
+        version = check(path)
+        if version == 0:
             raise StoreError(f"tuning database {path} has no tables yet; run `autotune search` first")
+        if version < SCHEMA_VERSION:
+            _upgrade_for_reading(path, version)
         return connect(path, readonly=True)
     with locked(path):
         warn_if_network(path)
-        new = prepare(path)
+        version = prepare(path)
         engine = connect(path)
         try:
             use_wal(engine, path)
-            if new:
-                from tuning_db.migrate import create  # Alembic takes longer to import than the rest of an open
-
-                with engine.connect().execution_options(write=True) as connection, connection.begin():
-                    create(connection)
+            if version < SCHEMA_VERSION:
+                _bring_up_to_date(engine, path, version)
         except exc.SQLAlchemyError as error:
             engine.dispose()
             raise explain(getattr(error, "orig", None) or error, path) from error
     return engine
 
 
-def prepare(path: Path) -> bool:
-    """Check the file, creating an empty one if there is none; True when it still needs its tables. Hold `locked`.
+def _bring_up_to_date(engine: Engine, path: Path, version: int) -> None:
+    from tuning_db import migrate  # Alembic takes longer to import than the rest of an open
+
+    if version:
+        kept = copy(path, free_name(path, f"schema{version}"))
+        warnings.warn(
+            f"tuning database {path} had schema {version} and now has {SCHEMA_VERSION}; {kept.name} beside it is a "
+            "copy of what it was",
+            StoreWarning,
+            stacklevel=2,
+        )
+    with engine.connect().execution_options(write=True) as connection, connection.begin():
+        migrate.upgrade(connection) if version else migrate.create(connection)
+
+
+def _upgrade_for_reading(path: Path, version: int) -> None:
+    try:
+        open_path(path, readonly=False).dispose()
+    except StoreError as error:
+        raise StoreError(
+            f"tuning database {path} has schema {version}, this tool reads {SCHEMA_VERSION}, and it cannot be brought "
+            f"up to date where it lies; copy it to a folder of yours and name the copy with --db ({error})"
+        ) from error
+
+
+def copy(path: Path, target: Path) -> Path:
+    """A consistent copy of a database that others may be writing to, private and on the disk. Raises StoreError.
+
+    Refuses to overwrite; a copy cut short leaves no ``target``.
+    """
+    half = target.with_name(target.name + ".part")
+    try:
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        half.unlink(missing_ok=True)
+        os.close(os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError as error:
+        raise StoreError(f"{target} exists already and was left as it is; name another file") from error
+    except OSError as error:
+        raise _refused(target, error) from error
+    try:
+        with reading(path) as source, closing(sqlite3.connect(half)) as into:
+            source.backup(into)
+            into.execute("PRAGMA journal_mode=DELETE")  # one file, complete without a log beside it
+        half.replace(target)
+    except BaseException as error:
+        half.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
+        if isinstance(error, sqlite3.Error):
+            raise explain(error, target) from error
+        raise
+    return target
+
+
+def free_name(path: Path, word: str) -> Path:
+    """A name beside ``path`` that says what is kept there and since when, such as ``tuning.db.schema1-…Z``."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    first = path.with_name(f"{path.name}.{word}-{stamp}")
+    numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return first if not first.exists() else next(name for name in numbered if not name.exists())
+
+
+def prepare(path: Path) -> int:
+    """Check the file, creating an empty one if there is none; the schema version as of `check`. Hold `locked`.
 
     Raises StoreError for a directory, a foreign, damaged or newer file, and one that cannot be written.
     """
@@ -126,33 +197,43 @@ def prepare(path: Path) -> bool:
         if _has_log(path):
             raise damaged(path, "it is empty although its -wal file is not")
         _mark(path)
-    return check(path, readonly=False) == 0
+    return check(path, readonly=False)
 
 
 def check(path: Path, readonly: bool = True) -> int:
     """The schema version, 0 if there are no tables yet. Raises StoreError for a foreign, damaged or newer file."""
     _check_header(path)
-    try:
-        raw = sqlite3.connect(_uri(path, readonly), uri=True, timeout=BUSY_SECONDS)
-        try:
-            if path.stat().st_size <= ALWAYS_CHECKED or time.time() - path.stat().st_mtime > 86400:
-                (answer,) = raw.execute("PRAGMA quick_check(1)").fetchone()
-                if answer != "ok":
-                    raise damaged(path, " ".join(str(answer).split()))
-            (version,) = raw.execute("PRAGMA user_version").fetchone()
-            (tables,) = raw.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
-        finally:
-            raw.close()
-    except sqlite3.Error as error:
-        raise explain(error, path) from error
+    with reading(path, readonly) as raw:
+        quiet = not readonly and time.time() - path.stat().st_mtime > 86400
+        if path.stat().st_size <= ALWAYS_CHECKED or quiet:
+            (answer,) = raw.execute("PRAGMA quick_check(1)").fetchone()
+            if answer != "ok":
+                raise damaged(path, " ".join(str(answer).split()))
+        (version,) = raw.execute("PRAGMA user_version").fetchone()
+        (tables,) = raw.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
+        by = raw.execute("SELECT value FROM meta WHERE name = 'schema_by'").fetchone() if version > 1 else None
     if version > SCHEMA_VERSION:
         raise StoreError(
-            f"tuning database {path} has schema {version}, this tool knows up to {SCHEMA_VERSION}; "
-            "update it with `pip install -U autotune`, or choose another file with --db"
+            f"tuning database {path} has schema {version} (of autotune {by[0] if by else 'unknown'}), this autotune "
+            f"{tool_version()} knows up to {SCHEMA_VERSION}; update it with `pip install -U autotune`, or choose "
+            "another file with --db"
         )
     if (version == 0) != (tables == 0):
         raise damaged(path, f"it has {tables} tables and schema version {version}")
     return int(version)
+
+
+@contextmanager
+def reading(path: Path, readonly: bool = True) -> Iterator[sqlite3.Connection]:
+    """A plain connection to an existing file, for what SQLAlchemy is not needed for. Raises StoreError."""
+    try:
+        raw = sqlite3.connect(_uri(path, readonly), uri=True, timeout=BUSY_SECONDS)
+        try:
+            yield raw
+        finally:
+            raw.close()
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
 
 
 def _check_header(path: Path) -> None:

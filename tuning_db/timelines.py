@@ -9,7 +9,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 
-from tuning_db.canonical import plain
+from tuning_db.canonical import plain, quick
 from tuning_db.records import Sample
 
 FORMAT = 1
@@ -28,7 +28,7 @@ def pack(samples: Sequence[Sample]) -> bytes:
     for sample in samples:
         times.append(sample.sent)
         times.extend(sample.token_times)
-        facts = plain(sample.facts, f"facts of sample {sample.index}")
+        facts = sample.facts if quick(sample.facts) else plain(sample.facts, f"facts of sample {sample.index}")
         sizes = [len(sample.token_times), sample.prompt_tokens, sample.output_tokens]
         rows.append([sample.index, facts, *sizes, sample.error])
     if not all(map(math.isfinite, times)):

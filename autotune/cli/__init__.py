@@ -13,8 +13,10 @@ COMMANDS = {
     "query": "autotune.cli.query",
     "show": "autotune.cli.query",
     "effects": "autotune.cli.effects",
+    "db": "autotune.cli.db",
     "export": "autotune.cli.export",
     "serve": "autotune.cli.export",
+    "bits": "autotune.cli.bits",
     "space": "autotune.cli.space",
     "probe": "autotune.cli.space",
 }

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -56,7 +57,8 @@ def cell(value: Any, name: str = "") -> str:
         from autotune.metrics import METRICS
 
         known = {"bytes": "B", "s": "s"}.get(name.rpartition("_")[2], "")
-        unit = METRICS[name].unit if name in METRICS else known
+        metric = name if name in METRICS else name.rpartition("_")[0]  # as in kl_mean and in kl_mean_best
+        unit = METRICS[metric].unit if metric in METRICS else known
         return quantity(float(value), unit)
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False)
@@ -120,13 +122,34 @@ def clear_errors() -> Iterator[None]:
     """Turn the one-line errors of all parts into one line and an exit code; bugs keep their traceback."""
     wrong_usage, nothing, failed = _error_types()
     try:
-        yield
+        with _clear_warnings():
+            yield
     except wrong_usage as error:
         fail(str(error), 2)
     except nothing as error:
         fail(str(error), getattr(error, "code", 3))
     except failed as error:
         fail(str(error), 1)
+
+
+@contextmanager
+def _clear_warnings() -> Iterator[None]:
+    """Show what the database warns about as one line for people; other warnings stay as they are."""
+    from tuning_db import StoreWarning
+
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, StoreWarning):
+            note(f"warning: {message}")
+        else:
+            usual(message, category, *where, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
 
 
 def _error_types() -> tuple[tuple[type[Exception], ...], ...]:

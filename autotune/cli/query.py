@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -14,20 +15,48 @@ db_option = click.option(
     "--db", envvar="AUTOTUNE_DB", help="SQLite file or database URL. [default: the platform's data folder]"
 )
 
+
+def complete_field(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """The fields of the database that go on from the last word typed; nothing where there is no database."""
+    import re
+
+    from tuning_db import StoreError, open_store
+    from tuning_db.query import Fields
+
+    before, start = re.fullmatch(r"(.*[\s(,]-?|-?)(.*)", typed, re.DOTALL).groups()  # type: ignore[union-attr]
+    try:
+        with open_store(context.params.get("db") or os.environ.get("AUTOTUNE_DB"), readonly=True) as store:
+            fields = Fields(store)
+            fields.widen()
+    except StoreError:
+        return []
+    short = [name.split(".", 1)[-1] for name in fields.known]
+    names = dict.fromkeys([*short, *fields.known] if "." not in start else fields.known)
+    return [before + name for name in sorted(names) if name.startswith(start)]
+
+
 QUERY_EPILOG = """\b
 Filters: any field, metric or knob with a unit, and / or / parentheses.
 
 Example: autotune query 'tasks_per_min>100 and kv_dtype=int8' --sort -tasks_per_min --limit 5
+
+Example: autotune query --group kv_dtype --columns tasks_per_min,kl_mean
+
+Example: autotune query --best --slo 'ttft_p99<500ms'
 """
 
 
 @click.command(epilog=QUERY_EPILOG)
-@click.argument("where", required=False)
+@click.argument("where", required=False, shell_complete=complete_field)
 @click.option("--hardware", help="Only this hardware: key prefix, label or part of it.")
 @click.option("--model", help="Only models whose name contains this.")
 @click.option("--engine", help="Only this engine.")
 @click.option("--stage", type=click.Choice(["search", "confirm", "effects"]), help="Only this stage.")
-@click.option("--sort", help="Field to sort by; a leading - sorts downwards. [default: newest first]")
+@click.option(
+    "--sort",
+    shell_complete=complete_field,
+    help="Field to sort by; a leading - sorts downwards. [default: newest first]",
+)
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows at most.")
 @click.option(
     "--pareto",
@@ -35,7 +64,21 @@ Example: autotune query 'tasks_per_min>100 and kv_dtype=int8' --sort -tasks_per_
     help="Only the Pareto front of these metrics (commas between them; latency, throughput, quality, memory and cost "
     "are words for one), over the trials that ended well.",
 )
-@click.option("--columns", help="Fields to print, separated by commas.")
+@click.option(
+    "--best",
+    is_flag=True,
+    help="Instead of trials, the best confirmed configuration for this machine, or the one of --hardware: exact, else "
+    "near, else stale (older software), else far, with everything that differs.",
+)
+@click.option("--objective", help="With --best: the metric to judge by. [default: the one it was searched with]")
+@click.option("--slo", multiple=True, metavar="LIMIT", help="With --best: a limit such as 'ttft_p99<500ms'.")
+@click.option(
+    "--group",
+    metavar="FIELD",
+    shell_complete=complete_field,
+    help="One row for each value of this field: how many trials, and of each metric the best and the mean.",
+)
+@click.option("--columns", shell_complete=complete_field, help="Fields to print, separated by commas.")
 @db_option
 @output.format_option
 def query(
@@ -43,24 +86,42 @@ def query(
     sort: str | None,
     limit: int,
     pareto: str | None,
+    group: str | None,
     columns: str | None,
     db: str | None,
     form: str,
+    best: bool,
+    objective: str | None,
+    slo: tuple[str, ...],
     **only: Any,
 ) -> None:
-    """List trials by hardware, model, engine and metric."""
+    """List trials by hardware, model, engine and metric; with --best, what to deploy here."""
+    if (objective or slo) and not best:
+        raise click.UsageError("--objective and --slo belong to --best")
     with output.clear_errors():
-        from autotune.objective import Objective
+        if best:
+            from autotune.cli.best import show as show_best
+
+            show_best(db, form, limit, objective, slo, {name: value for name, value in only.items() if value})
+            return
         from tuning_db import open_store
         from tuning_db.query import pick, select
 
+        if group and (pareto or sort):
+            raise click.UsageError("--group puts the largest group first; give it without --pareto and --sort")
         wanted = {name: value for name, value in only.items() if value}
+        named = columns.split(",") if columns else []
         with open_store(db, readonly=True) as store:
-            rows = select(store, where, sort=sort or "-ended_at", limit=None if pareto else limit, **wanted)
-        front = Objective(pareto).metrics if pareto else ()
-        if front:
-            rows = _front(rows, front)[:limit]
-        names = columns.split(",") if columns else _columns(rows, front)
+            if group:
+                rows = _grouped(store, group, named or list(USUAL), where, wanted)[:limit]
+                output.emit(rows, list(rows[0]) if rows else [group], form, "groups")
+                return
+            front: tuple[str, ...] = ()
+            if pareto:
+                rows, front = _front(store, pareto, where, limit, wanted)
+            else:
+                rows = select(store, where, sort=sort or "-ended_at", limit=limit, **wanted)
+        names = named or _columns(rows, front)
         machine = form in ("json", "jsonl") and not columns
         output.emit(rows if machine else pick(rows, names), names, form, "trials")
 
@@ -71,18 +132,51 @@ def _columns(rows: list[dict[str, Any]], front: tuple[str, ...] = ()) -> list[st
     return [*BASE, *(name for name in names if any(f"metrics.{name}" in row for row in rows))]
 
 
-def _front(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows that ended well and that no other beats, by scenario, best of the first metric first."""
+def _front(
+    store: Any, pareto: str, where: str | None, limit: int, wanted: dict[str, str]
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The rows that ended well and no other beats, by scenario, best of the first metric first, with the metrics."""
     from autotune.metrics import METRICS
-    from autotune.objective import front
+    from autotune.objective import Objective, front
+    from tuning_db.query import by_id, points
 
-    kept: list[dict[str, Any]] = []
-    for key in dict.fromkeys(row["scenario_key"] for row in rows):
-        mine = {row["id"]: row for row in rows if row["scenario_key"] == key and row["status"] == "ok"}
-        points = {i: {n: row[f"metrics.{n}"] for n in names if f"metrics.{n}" in row} for i, row in mine.items()}
-        sign = -1 if METRICS[names[0]].better == "higher" else 1
-        kept += sorted((mine[i] for i in front(points, names)), key=lambda row: sign * row[f"metrics.{names[0]}"])
-    return kept
+    names = Objective(pareto).metrics
+    found = points(store, names, where, **wanted)
+    sign = -1 if METRICS[names[0]].better == "higher" else 1
+    kept: list[str] = []
+    for key in dict.fromkeys(row["scenario_key"] for row in found):
+        mine = {r["id"]: {n: r[f"metrics.{n}"] for n in names} for r in found if r["scenario_key"] == key}
+        kept += sorted(front(mine, names), key=lambda ident, mine=mine: sign * mine[ident][names[0]])  # type: ignore[misc]
+    return by_id(store, kept[:limit]), names
+
+
+def _grouped(
+    store: Any, by: str, metrics: list[str], where: str | None, wanted: dict[str, str]
+) -> list[dict[str, Any]]:
+    """The groups with the best and the mean of each metric that any has."""
+    from autotune.metrics import METRICS
+    from tuning_db import QueryError
+    from tuning_db.query import Fields, group
+
+    fields, known = Fields(store), []
+    for name in metrics:
+        try:
+            known.append(fields.find(name).name)
+        except QueryError:
+            if metrics != list(USUAL):
+                raise
+    rows = []
+    for found in group(store, by, known, where, **wanted):
+        row = {name: found[name] for name in (by, "trials", "ok")}
+        for whole in known:
+            name = whole.removeprefix("metrics.")
+            lower = name not in METRICS or METRICS[name].better != "higher"
+            row |= {
+                f"{name}_best": found[f"{whole}_min" if lower else f"{whole}_max"],
+                f"{name}_mean": found[f"{whole}_mean"],
+            }
+        rows.append(row)
+    return rows
 
 
 SHOW_EPILOG = """\b

@@ -7,8 +7,9 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from autotune.cli import output
 from autotune.cli.standings import differing, report
 
 if TYPE_CHECKING:
+    from autotune.bench import Bench
+    from autotune.ladder import Rung
     from autotune.plan import Plan
     from autotune.setting import Setting
     from autotune.tune import Tuner
@@ -50,6 +53,12 @@ Example: autotune search --budget 200 --workload task
 @click.option("--engine", help="Engine to tune: native or vllm. [default: native]")
 @click.option(
     "--engine-command", metavar="COMMAND", help="How to run a server, as in 'docker run …' or a path. [default: vllm]"
+)
+@click.option(
+    "--bits",
+    type=click.Choice(["ladder", "groups"]),
+    help="Search widths as one knob, a ladder of allocations that `autotune bits` shows, or one for each kind of "
+    "weight. [default: ladder]",
 )
 @click.option("--workload", help="chat, long, shared, task, or a TOML file. [default: task]")
 @click.option(
@@ -116,7 +125,7 @@ def _run(plan: Plan, form: str) -> None:
 @contextmanager
 def study_of(plan: Plan) -> Iterator[tuple[Tuner, Setting]]:
     """A plan's tuner, on an engine with whatever kernels were tuned here; see `measuring`."""
-    from autotune import hints, kernel_search
+    from autotune import hints, kernel_search, ladder
     from autotune.launches import Launches
     from autotune.plan import seconds
     from autotune.setting import make_bench, prepare
@@ -127,14 +136,36 @@ def study_of(plan: Plan) -> Iterator[tuple[Tuner, Setting]]:
     with measuring(plan) as store:
         setting = prepare(plan, kernel_search.tuned(plan, store))
         key = store.ensure(setting.scenario)
-        candidates = [*hints.stored(store, setting.scenario, setting.space, setting.objective),
-                      *hints.presets(setting.space, starts(setting.space))]  # fmt: skip
-        study = Study(
-            key, setting.objective, plan.budget, plan.seed, plan.finalists, plan.blocks,
-            slos=tuple(parse(text) for text in plan.slo), seconds=seconds(plan.time), candidates=tuple(candidates),
-        )  # fmt: skip
         with closing(Launches(setting.runtime, setting.space)) as launches:
-            yield Tuner(study, make_bench(setting, store, log_folder(key), launches), store), setting
+            bench = make_bench(setting, store, log_folder(key), launches)
+            setting, rungs = _laddered(setting, bench, store)
+            candidates = [*hints.stored(store, setting.scenario, setting.space, setting.objective),
+                          *ladder.candidates(setting.space, rungs, plan.max_kl),
+                          *hints.presets(setting.space, starts(setting.space))]  # fmt: skip
+            study = Study(
+                key, setting.objective, plan.budget, plan.seed, plan.finalists, plan.blocks,
+                slos=tuple(parse(text) for text in plan.slo), seconds=seconds(plan.time), candidates=tuple(candidates),
+            )  # fmt: skip
+            yield Tuner(study, replace(bench, space=setting.space), store), setting
+
+
+def _laddered(setting: Setting, bench: Bench, store: Store) -> tuple[Setting, Sequence[Rung]]:
+    """``setting`` with all widths as one knob, and its rungs; as it is where no ladder is wanted or possible."""
+    from autotune import ladder
+    from autotune.outcome import EngineError
+    from autotune.setting import StoreCache
+
+    plan = setting.plan
+    if plan.bits != "ladder" or (why := ladder.possible(setting)):
+        if plan.bits == "ladder" and plan.origin["bits"] != "default":
+            output.note(f"widths are searched by group: {why}")
+        return setting, ()
+    try:
+        rungs = ladder.build(setting, bench, StoreCache(store), output.note)
+    except EngineError as error:
+        output.note(f"no ladder of bit widths, so they are searched by group: {error}")
+        return setting, ()
+    return replace(setting, space=ladder.narrowed(setting.space, rungs)), rungs
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class Ranks:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What each rank of one pipeline stage holds. ``kv``: bytes a cached token; ``state``: bytes a sequence's slot;
-    ``groups``: bytes of weights by group of the bit vector, those of no group under ``""``."""
+    ``groups``: bytes of weights by key of the bit vector, those of no group under ``""``."""
 
     weights: float
     kv: float
@@ -79,7 +79,8 @@ def _stage(slabs: Sequence[Slab], ranks: Ranks, stored: Stored) -> Stage:
     groups: dict[str, float] = {}
     for slab in slabs:
         for part in slab.parts:
-            groups[part.group] = groups.get(part.group, 0.0) + _part(slab, part, ranks, stored)
+            key = f"{slab.name}.{part.group}" if slab.name and part.group else part.group
+            groups[key] = groups.get(key, 0.0) + _part(slab, part, ranks, stored)
     kv, state = sum(slab.kv for slab in slabs), sum(slab.state for slab in slabs)
     return Stage(sum(groups.values()), kv, state, groups)
 

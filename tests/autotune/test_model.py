@@ -102,6 +102,17 @@ def test_identity_is_content_not_place(tmp_path):
     assert facts(checkpoint(tmp_path / "five", {**FLAT, "swiglu_limit": 7.0})).identity() != one.identity()
 
 
+@pytest.mark.parametrize("place", [0, 300, 16 * 8 * 4 - 1])
+def test_a_large_file_is_told_apart_by_pieces_of_its_content(tmp_path, monkeypatch, place):
+    monkeypatch.setattr("autotune.model.HASHED_BYTES", 100)
+    monkeypatch.setattr("autotune.model.SAMPLE_BYTES", 64)
+    data = bytearray(16 * 8 * 4)
+    one = facts(checkpoint(tmp_path / "one", data=bytes(data))).identity()
+    assert facts(checkpoint(tmp_path / "two", data=bytes(data))).identity() == one
+    data[place] = 1
+    assert facts(checkpoint(tmp_path / "three", data=bytes(data))).identity() != one
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -99,3 +100,32 @@ def test_only_finite_values_are_learned() -> None:
     for wrong in (math.inf, -math.inf, math.nan):
         with pytest.raises(ValueError, match="finite"):
             Sampler(space(), 5).tell(space().default(), wrong)
+
+
+def test_a_rule_learned_midway_is_obeyed_and_ends_the_search_when_nothing_is_left() -> None:
+    sampler = Sampler(space(), 135, seed=2)
+    run(sampler, 15)
+    learned = replace(space(), rules=(Rule("learned", "k0 above 1 fails", lambda c, f: c["k0"] > 1),))
+    sampler.narrow(learned)
+    asked = run(sampler, 135)
+    assert asked
+    assert not any(learned.broken(config) for config in asked)
+    assert sampler.ask() is None
+
+
+def test_among_candidates_alike_one_that_needs_no_launch_is_taken() -> None:
+    live = replace(space().knobs[2], restart="live")
+    lively = replace(space(), knobs=(*space().knobs[:2], live, space().knobs[3]))
+
+    def shared(given: bool, seed: int) -> int:
+        sampler, last, count = Sampler(lively, 60, seed), None, 0
+        for _ in range(60):
+            config = sampler.ask(near=last if given else None)
+            assert config is not None
+            count += last is not None and {**config, "k2": 0} == {**last, "k2": 0}
+            last = config
+            sampler.tell(config, -int(config["k0"]) / 10 - int(config["k1"]) / 10)
+        return count
+
+    given, not_given = (sum(shared(how, seed) for seed in range(4)) for how in (True, False))
+    assert given > not_given

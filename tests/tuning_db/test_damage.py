@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from contracts.store import make_samples, make_scenario, make_trial
+from contracts.records import make_samples, make_scenario, make_trial
 
 import tuning_db.sqlite_file
 from tuning_db import StoreError, StoreWarning, new_id, open_store
@@ -87,7 +87,7 @@ def test_a_newer_schema_is_refused_with_both_versions(good, readonly):
     with sqlite3.connect(good) as connection:
         connection.execute("PRAGMA user_version=99")
     connection.close()
-    _refused_and_untouched(good, "schema 99.*up to 1.*pip install -U autotune", readonly)
+    _refused_and_untouched(good, "schema 99.*up to 2.*pip install -U autotune", readonly)
 
 
 def test_a_file_without_its_version_is_reported(good):

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from contracts.store import make_scenario, make_trial
+from contracts.records import make_scenario, make_trial
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import event
 
 from tuning_db import Hardware, open_store
+from tuning_db.distance import TIERS, tier, total
 from tuning_db.lookup import best, confirmed, differences, matches
 
 A100 = {
@@ -46,7 +50,7 @@ def _on(**facts):
 
 
 def test_nothing_is_found_in_an_empty_database(store):
-    assert matches(store, HERE) == []
+    assert list(matches(store, HERE)) == []
     assert best(store, HERE, goodness) is None
 
 
@@ -89,8 +93,11 @@ def test_a_configuration_that_misses_the_objective_once_is_no_answer(store):
 @pytest.mark.parametrize(
     ("fact", "value", "tier"),
     [
-        ("driver", "575", "stale"),
-        ("cuda", "13.0", "stale"),
+        ("driver", "565.1", "stale"),
+        ("cuda", "12.4", "stale"),
+        ("driver", "575", "far"),
+        ("cuda", "13.0", "far"),
+        ("driver", None, "stale"),
         ("links", "PIX", "near"),
         ("mig_profile", "3g.40gb", "near"),
         ("power_limit_w", 300, "near"),
@@ -120,11 +127,14 @@ def test_two_unknown_facts_of_different_machines_differ(store):
 @pytest.mark.parametrize(
     ("change", "field", "tier"),
     [
-        ({"engine_build": {"version": "1.1", "torch": "2.9"}}, "engine.version", "stale"),
+        ({"engine_build": {"version": "0.9", "torch": "2.9"}}, "engine.version", "stale"),
+        ({"engine_build": {"version": "1.1", "torch": "2.9"}}, "engine.version", "far"),
+        ({"engine_build": {"version": "1.0", "torch": "2.9+cu128"}}, "engine.torch", "stale"),
         ({"engine_build": {"version": "1.0"}}, "engine.torch", "stale"),
-        ({"model": {"name": "small", "digest": "other"}}, "model.digest", "near"),
+        ({"model": {"name": "small", "digest": "other"}}, "model.digest", "far"),
         ({"workload": {"name": "chat", "requests": 9}}, "workload.requests", "near"),
-        ({"objective": {"name": "latency"}}, "objective.name", "near"),
+        ({"workload": {"name": "long", "requests": 8}}, "workload.name", "far"),
+        ({"objective": {"name": "latency"}}, "objective.name", "exact"),
     ],
 )
 def test_every_part_of_the_question_is_compared(store, change, field, tier):
@@ -133,25 +143,130 @@ def test_every_part_of_the_question_is_compared(store, change, field, tier):
     assert (found.tier, [difference.field for difference in found.differs]) == (tier, [field])
 
 
-def test_the_nearest_comes_first(store):
+def test_the_nearest_comes_first_with_its_distance(store):
     _confirm(store, _on(count=8))
+    _confirm(store, _on(driver="560", cuda="12.4"))
+    _confirm(store, _on(driver="560"))
     _confirm(store, _on(links="PIX"))
-    _confirm(store, _on(driver="575", cuda="13"))
-    _confirm(store, _on(driver="575"))
-    assert [(m.tier, len(m.differs)) for m in matches(store, HERE)] == [
-        ("stale", 1),
-        ("stale", 2),
-        ("near", 1),
-        ("far", 1),
+    _confirm(store, replace(HERE, workload={"name": "chat", "requests": 16}))
+    _confirm(store, replace(HERE, workload={"name": "chat", "requests": 9}))
+    found = list(matches(store, HERE))
+    assert [(m.tier, m.distance) for m in found] == [
+        ("near", 1.0),
+        ("near", 4.0),
+        ("near", 4.0),
+        ("stale", 1.0),
+        ("stale", 2.0),
+        ("far", 20.0),
     ]
+    assert found[3].differs[0].sentence() == "hardware.driver 570 here, 560 there (older)"
     _confirm(store, HERE)
-    assert matches(store, HERE)[0].tier == "exact"
+    first = next(matches(store, HERE))
+    assert (first.tier, first.distance, first.differs) == ("exact", 0, ())
+
+
+def test_the_same_objective_comes_first_among_exact_ones(store):
+    _confirm(store, replace(HERE, objective={"name": "latency"}))
+    _confirm(store, HERE)
+    _confirm(store, replace(HERE, objective={"name": "memory"}))
+    assert next(matches(store, HERE)).scenario.objective["name"] == "throughput"
+    assert {m.tier for m in matches(store, HERE)} == {"exact"}
+
+
+def test_a_new_limit_is_applied_to_what_is_stored(store):
+    for block in range(3):
+        _confirm(store, HERE, "c1:fast", 300, block=block, seed=900)
+        _confirm(store, HERE, "c1:middle", 200, block=block, seed=400)
+        _confirm(store, HERE, "c1:slow", 100, block=block, seed=100)
+    asked = []
+
+    def within(limit):
+        def meets(trials):
+            asked.append(trials[0].config_key)
+            assert len(trials) == 3
+            return all(trial.seed <= limit for trial in trials)
+
+        return meets
+
+    found = [store.best(HERE, goodness, within(limit)) for limit in (1000, 500, 200)]
+    assert [(best.config_key, best.refused) for best in found] == [("c1:fast", 0), ("c1:middle", 1), ("c1:slow", 2)]
+    assert asked == ["c1:fast", "c1:fast", "c1:middle", "c1:fast", "c1:middle", "c1:slow"]
+    assert store.best(HERE, goodness, within(0)) is None
+
+
+def test_an_answer_that_misses_the_limit_gives_way_to_the_next_scenario(store):
+    _confirm(store, HERE, "c1:here", 300, seed=900)
+    _confirm(store, _on(links="PIX"), "c1:there", 100, seed=100)
+    found = store.best(HERE, goodness, lambda trials: trials[0].seed < 500)
+    assert (found.config_key, found.match.tier) == ("c1:there", "near")
+
+
+facts = st.fixed_dictionaries(
+    {
+        "product": st.sampled_from(["NVIDIA A100-SXM4-80GB", "NVIDIA H100"]),
+        "memory_bytes": st.sampled_from([40 << 30, 80 << 30]),
+        "count": st.sampled_from([1, 4, 8]),
+        "compute_capability": st.sampled_from(["8.0", "9.0"]),
+        "mig_profile": st.sampled_from(["off", "3g.40gb", None]),
+        "links": st.sampled_from(["none", "NVSwitch", "PIX", None]),
+        "power_limit_w": st.sampled_from([300, 400, None]),
+        "driver": st.sampled_from(["560", "570"]),
+        "cuda": st.sampled_from(["12.4", "12.8"]),
+    }
+)
+builds = st.fixed_dictionaries({"version": st.sampled_from(["1.0", "1.1"]), "torch": st.sampled_from(["2.9", "2.10"])})
+machines = st.builds(Hardware, st.just("gpu"), facts, st.sampled_from(["one", "two"]))
+
+
+@given(machines, machines, builds, builds)
+def test_only_machines_and_builds_that_are_the_same_in_everything_share_a_key(ours, theirs, build, other):
+    here = replace(HERE, hardware=ours, engine_build=build)
+    there = replace(HERE, hardware=theirs, engine_build=other)
+    unknown = None in ours.facts.values()
+    same_machine = ours.facts == theirs.facts and (not unknown or ours.host == theirs.host)
+    assert (ours.key == theirs.key) == same_machine
+    assert (here.measured_key == there.measured_key) == (same_machine and build == other)
+    found = differences(here, there)
+    assert (found == ()) == (same_machine and build == other)
+    assert (tier(found, ours.loose == theirs.loose) == "exact") == (found == ())
+    assert total(found) > 0 or not found
+    assert total(found) == pytest.approx(total(differences(there, here)))
+
+
+@given(st.lists(st.tuples(facts, builds, st.integers(1, 64)), min_size=1, max_size=6), facts, builds)
+@settings(max_examples=25, deadline=None)
+def test_the_first_match_is_the_nearest_of_all(tmp_path_factory, stored, here, build):
+    wanted = replace(HERE, hardware=Hardware("gpu", here, "one"), engine_build=build)
+    with open_store(tmp_path_factory.mktemp("db") / "tuning.db") as store:
+        for there, other, requests in stored:
+            workload = {"name": "chat", "requests": requests}
+            _confirm(
+                store, replace(HERE, hardware=Hardware("gpu", there, "two"), engine_build=other, workload=workload)
+            )
+        found = list(matches(store, wanted))
+        assert len(found) == len(store.scenarios())
+        order = [(TIERS.index(m.tier), m.distance) for m in found]
+        assert order == sorted(order)
+        for match in found:
+            named = differences(wanted, match.scenario)
+            assert match.differs == named and {d.field for d in named} == {d.field for d in match.differs}
+
+
+def test_hundreds_of_scenarios_are_ranked_without_reading_them_all(store):
+    for number in range(300):
+        store.ensure(_on(driver=f"5{number % 10}", links=f"L{number}", power_limit_w=number))
+    _confirm(store, _on(driver="50", links="L", power_limit_w=401))
+    statements = []
+    event.listen(store.engine, "before_cursor_execute", lambda *parts: statements.append(parts[2]))
+    ranked = matches(store, replace(HERE, hardware=Hardware("gpu", {**A100, "driver": "50", "links": "L"})))
+    assert next(ranked).tier == "near"
+    assert len(statements) < 20
 
 
 def test_another_engine_or_model_is_no_match(store):
     _confirm(store, replace(HERE, engine="vllm"))
     _confirm(store, replace(HERE, model={"name": "large", "digest": "abc"}))
-    assert matches(store, HERE) == []
+    assert list(matches(store, HERE)) == []
 
 
 def test_hardware_alone_finds_every_scenario_of_it(store):
@@ -159,6 +274,6 @@ def test_hardware_alone_finds_every_scenario_of_it(store):
     _confirm(store, replace(HERE, engine="vllm"))
     assert [m.tier for m in matches(store, HERE.hardware)] == ["exact", "exact"]
     assert [m.scenario.engine for m in matches(store, HERE.hardware, engine="vllm")] == ["vllm"]
-    assert matches(store, HERE.hardware, model="large") == []
+    assert list(matches(store, HERE.hardware, model="large")) == []
     found = best(store, HERE.hardware, goodness, engine="native", workload="chat")
     assert found is not None and found.match.scenario == HERE

@@ -10,11 +10,15 @@ import time
 from multiprocessing import get_context
 
 import pytest
-from contracts.store import make_samples, make_scenario, make_trial
+from contracts.records import make_samples, make_scenario, make_trial
+from sqlalchemy import select
 
-from tuning_db import open_store
+from tuning_db import open_store, upkeep
+from tuning_db.schema import trials
 
 fork = get_context("fork")
+WRITES = 200
+KILLS = 50
 
 
 def _write(path, gate, count, report):
@@ -43,7 +47,7 @@ def test_eight_writers_and_a_reader_that_holds_a_transaction(tmp_path, exists):
 
         assert loaded
     gate, report = fork.Barrier(8), fork.SimpleQueue()
-    writers = [fork.Process(target=_write, args=(path, gate, 25, report)) for _ in range(8)]
+    writers = [fork.Process(target=_write, args=(path, gate, WRITES, report)) for _ in range(8)]
     for writer in writers:
         writer.start()
     if exists:
@@ -58,7 +62,7 @@ def test_eight_writers_and_a_reader_that_holds_a_transaction(tmp_path, exists):
         held.close()
     with open_store(path) as store:
         rows = store.trials()
-        assert len(rows) == 200 + exists
+        assert len(rows) == 8 * WRITES + exists
         assert len({row.id for row in rows}) == len(rows)
         assert all(len(store.samples(row.id)) == 3 for row in rows[exists:])
 
@@ -76,7 +80,7 @@ def test_a_killed_writer_leaves_a_good_file_with_every_acknowledged_trial(tmp_pa
     path = tmp_path / "tuning.db"
     kept: set[str] = set()
     dice = random.Random(5)
-    for _ in range(12):
+    for number in range(KILLS):
         reader, writer = os.pipe()
         process = fork.Process(target=_endless, args=(path, writer))
         process.start()
@@ -88,7 +92,40 @@ def test_a_killed_writer_leaves_a_good_file_with_every_acknowledged_trial(tmp_pa
         with os.fdopen(reader, "rb") as pipe:
             kept |= {line.decode().strip() for line in pipe if line.endswith(b"\n")}
         with open_store(path) as store:  # checks the file
-            rows = store.trials()
-            assert kept <= {row.id for row in rows}
-            assert all(len(store.samples(row.id)) == 20 for row in rows[-3:])
-    assert kept
+            stored = {row.id for row in store.rows(select(trials.c.id))}
+        assert kept <= stored
+        assert upkeep.check(path, quick=number % 10 != 9).problems == ()
+    assert len(kept) > KILLS
+
+
+def _claim(path, gate, report):
+    try:
+        gate.wait(30)
+        with open_store(path) as store:
+            key = store.ensure(make_scenario())
+            won = []
+            for number in range(40):
+                claim = store.claim(key, f"search/{number}", limit=40)
+                if claim and not store.trials(key, config_key=f"c1:{number}"):
+                    store.add(make_trial(key, config_key=f"c1:{number}"), claim=claim)
+                    won.append(number)
+                if claim:
+                    store.release(claim)
+        report.put(won)
+    except BaseException as error:
+        report.put(repr(error))
+
+
+def test_six_searches_share_forty_jobs_without_a_double_run(tmp_path):
+    path = tmp_path / "tuning.db"
+    open_store(path).close()
+    gate, report = fork.Barrier(6), fork.SimpleQueue()
+    workers = [fork.Process(target=_claim, args=(path, gate, report)) for _ in range(6)]
+    for worker in workers:
+        worker.start()
+    won = [report.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert sorted(number for part in won for number in part) == list(range(40))
+    with open_store(path) as store:
+        assert len(store.trials()) == 40 and all(trial.counted for trial in store.trials())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
-from contracts.store import make_scenario
+from contracts.records import make_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuning_db import Hardware, canonical, digest, new_id
+from tuning_db.canonical import plain, quick
 
 A100 = {
     "product": "NVIDIA A100-SXM4-80GB",
@@ -43,6 +45,10 @@ def test_released_digests_do_not_move():
     assert Hardware("gpu", A100).loose == "hl1:315c30a16b1ad221a002a2e859c5fbea"
     assert make_scenario().key == "s1:703efb11100a64f4cd803aac6a362155"
     assert make_scenario().measured_key == "m1:0823e99db710db8357f4339ce32c88b0"
+    assert make_scenario().engine_key == "e1:f0edce03f0325059d0fb58a43bce4837"
+    assert make_scenario().model_key == "md1:d499e418baf17245125cb27ec5d1087c"
+    assert make_scenario().workload_key == "w1:0e4e8bee07b5cb50662e89811fae233b"
+    assert make_scenario().subject_key == "u1:c898dda59dab2d365565bd5a0f983f46"
 
 
 def test_canonical_json_is_sorted_dense_and_exact():
@@ -58,6 +64,21 @@ def test_canonical_json_does_not_depend_on_the_order_of_keys(value):
         return [turned(item) for item in part] if isinstance(part, list) else part
 
     assert canonical(turned(value)) == canonical(value)
+
+
+class Word(str):
+    pass
+
+
+@given(
+    json_values
+    | st.sampled_from([(1, [2]), {"a": -0.0}, {"a": Word("b")}, {1: 2}, {"a": "\x00"}, ["\ud800"], float("nan")])
+)
+def test_the_quick_way_gives_the_same_text_or_none(value):
+    text = quick(value)
+    if text is not None:
+        assert text == canonical(value).decode() and json.loads(text) == json.loads(json.dumps(plain(value)))
+        assert text == json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +140,17 @@ def test_every_part_of_a_scenario_counts(part):
     two = replace(one, **{part: {**getattr(one, part), "more": 1}})
     assert one.key != two.key
     assert (one.measured_key == two.measured_key) == (part == "objective")
+
+
+@pytest.mark.parametrize(
+    ("part", "key"), [("engine_build", "engine_key"), ("model", "model_key"), ("workload", "workload_key")]
+)
+def test_a_part_changes_its_own_key_alone(part, key):
+    one = make_scenario()
+    two = replace(one, **{part: {**getattr(one, part), "more": 1}})
+    names = ("engine_key", "model_key", "workload_key", "subject_key")
+    assert [name for name in names if getattr(one, name) != getattr(two, name)] == [key]
+    assert replace(one, engine="other").engine_key != one.engine_key
 
 
 def test_engine_and_hardware_count():

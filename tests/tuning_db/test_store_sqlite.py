@@ -5,7 +5,8 @@ from __future__ import annotations
 import stat
 
 import pytest
-from contracts.store import StoreContract, make_scenario, make_trial
+from contracts.records import make_scenario, make_trial
+from contracts.store import StoreContract
 
 from tuning_db import StoreError, open_store
 from tuning_db.store import default_path
@@ -29,7 +30,7 @@ def test_the_file_is_private_in_wal_mode_and_marked(tmp_path):
         "foreign_keys": 1,
         "synchronous": 1,
         "busy_timeout": 30000,
-        "user_version": 1,
+        "user_version": 2,
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700

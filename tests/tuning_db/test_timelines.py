@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from contracts.store import make_samples
+from contracts.records import make_samples
 from hypothesis import given
 from hypothesis import strategies as st
 

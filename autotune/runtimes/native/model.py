@@ -126,7 +126,7 @@ class LinearAttention:
         decay = kda.decays(forget.view(self.shape), self.small, self.bounds[0])
         mixed, padded = kda.convolve(qkv, self.pool.conv[at.slot], self.small["taps"])
         mixed = mixed.view(len(x), 3, *self.shape[1:])
-        before, beta = self.pool.state[at.slot].float(), beta.sigmoid()
+        before, beta = self.pool.state[at.slot].to(torch.float32, copy=True), beta.sigmoid()
         # A piece that begins inside a chunk gets the chunk's earlier tokens as ones that change no state (β = 0, no
         # decay), so that chunks end at the same places however a prompt is cut.
         lead = (at.places.length - len(x)) % self.chunk if at.borders else 0

@@ -24,6 +24,7 @@ from search_spaces import Config, Value
 
 LAUNCH_SECONDS = 600.0
 CALL_SECONDS = 600.0
+SENSE_SECONDS = 7200.0
 TAIL = 2000
 """Characters of a log that an error carries."""
 
@@ -58,6 +59,21 @@ class NativeRuntime:
             return found
         finally:
             child.end()
+
+    def sensitivities(self, log: Path, group: int = 64) -> dict[str, dict[int, float]]:
+        """Predicted KL (nats a token) of each group and width, 4-bit scales shared by ``group`` weights.
+
+        Raises EngineError; see `quant.fisher.sensitivities`.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        child = zygote().spawn(log, "autotune.runtimes.native.worker:sensed", self.folder, group)
+        try:
+            found: dict[str, dict[int, float]] = NativeEndpoint(child, log).answer(
+                time.monotonic() + SENSE_SECONDS, "sensitivities"
+            )
+        finally:
+            child.end()
+        return found
 
     def command(self, config: Config) -> list[str]:
         return serve_command(str(self.folder), config, kernels=self.kernels)
@@ -102,10 +118,14 @@ class NativeEndpoint:
 
     def start(self, seconds: float) -> None:
         """Wait until the engine is ready. Raises EngineError(phase="launch")."""
-        message = self._read(time.monotonic() + seconds, "launch")
+        self._effective = self.answer(time.monotonic() + seconds, "launch")
+
+    def answer(self, end: float, phase: str) -> Any:
+        """What the child has to say first. Raises EngineError."""
+        message = self._read(end, phase)
         if message[0] == "failed":
             raise EngineError(Status(message[1]), message[2], message[3], self._tail())
-        self._effective = message[1]
+        return message[1]
 
     async def stream(self, generation: Generation) -> AsyncIterator[Chunk]:
         self._check()

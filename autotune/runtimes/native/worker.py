@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from autotune.outcome import Status
 from autotune.runtimes.native.capture import GraphError
@@ -24,6 +27,18 @@ MEMORY_WORDS = ("not enough memory", "can't allocate memory", "out of memory", "
 def probed(pipe: Connection) -> None:
     """Say what this machine can run."""
     pipe.send(("ready", probe()))
+
+
+def sensed(pipe: Connection, folder: Path, group: int) -> None:
+    """Say what narrow weights would cost the model; see `quant.fisher.sensitivities`."""
+    from autotune.runtimes.native.quant.fisher import sensitivities, stored
+
+    try:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        pipe.send(("ready", sensitivities(folder, stored(group))))
+    except Exception as error:
+        traceback.print_exc()
+        pipe.send(("failed", *classify(error, "sensitivities")))
 
 
 def run(pipe: Connection, folder: Path, config: Mapping[str, Any], kernels: tuning.Entries) -> None:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from autotune.cli import COMMANDS, main
 
+
+def _pages() -> Iterator[tuple[str, ...]]:
+    """The words of every page: the program, its commands, and the commands of groups."""
+    yield ()
+    for name in COMMANDS:
+        yield (name,)
+        command = main.get_command(click.Context(main), name)
+        if isinstance(command, click.Group):
+            yield from ((name, verb) for verb in command.commands)
+
+
+PAGES = list(_pages())
 GOLDEN = Path(__file__).parents[2] / "golden" / "help.txt"
 
 
@@ -20,17 +34,15 @@ def page(*words: str) -> str:
 
 
 def test_help_pages_match_the_golden_file() -> None:
-    pages = "\n".join(
-        f"$ autotune {' '.join(words)}--help\n{page(*words)}" for words in [(), *((n,) for n in COMMANDS)]
-    )
+    pages = "\n".join(f"$ autotune {' '.join(words)}--help\n{page(*words)}" for words in PAGES)
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(pages)
     assert pages == GOLDEN.read_text(), "help changed; run once with UPDATE_GOLDEN=1 and read the difference"
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_each_page_ends_with_an_example(name: str) -> None:
-    last = page(*([name] if name else [])).strip().splitlines()[-1]
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_each_page_ends_with_an_example(words: tuple[str, ...]) -> None:
+    last = page(*words).strip().splitlines()[-1]
     assert last.strip().startswith("Example: autotune")
 
 

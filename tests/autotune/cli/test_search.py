@@ -53,6 +53,8 @@ def test_query_show_export_and_space_read_it(searched, autotune, home: Path) -> 
     assert len(rows) == 4
     shown = autotune("show", rows[0]["id"][:14])
     assert shown.returncode == 0 and "metrics:" in shown.stdout
+    (best,) = json.loads(autotune("query", "--best", "--format", "json").stdout)["best"]
+    assert (best["tier"], best["differs"], best["runs"]) == ("exact", [], 2)
     exported = autotune("export", "-o", "best.json")
     assert exported.returncode == 0, exported.stderr
     document = json.loads((home / "best.json").read_text())

@@ -96,7 +96,7 @@ def measure(config: ModelConfig, checkpoint: Checkpoint, sequences: Sequence[Seq
     for index in range(config.num_hidden_layers):
         layer = build_layer(config, Reader(checkpoint, index, None), widths, index, recipe)
         layer.read_by(kernels["hyper"])
-        streams = [_through(config, layer, part) for part in streams]
+        streams = [through(config, layer, part) for part in streams]
     norm, head = checkpoint.tensor("norm.weight", (config.hidden_size,)), Moments()
     for part in streams:
         head.add(hyper.rms(part.mean(1), config.rms_norm_eps) * norm)
@@ -104,7 +104,7 @@ def measure(config: ModelConfig, checkpoint: Checkpoint, sequences: Sequence[Seq
     return {name: mean for name, mean in found.items() if mean is not None}
 
 
-def _through(config: ModelConfig, layer: Layer, streams: Tensor) -> Tensor:
+def through(config: ModelConfig, layer: Layer, streams: Tensor) -> Tensor:
     """The streams [T, N, D] of one sequence after ``layer``."""
     at = Segment(0, places(0, [0], len(streams), 0, len(streams)))
     attention = layer.attention
