@@ -147,7 +147,8 @@ def test_the_published_eight_gpu_recipe_is_this_command() -> None:
     words, environment = arguments(space.complete(chosen), {k.name: k for k in space.knobs})
     assert shlex.join(words) == (
         "--attention-backend TRITON_MLA_SPARSE --moe-backend marlin --tensor-parallel-size 8 "
-        "--pipeline-parallel-size 1 --data-parallel-size 1 --enable-expert-parallel --decode-context-parallel-size 1 --disable-custom-all-reduce "
+        "--pipeline-parallel-size 1 --data-parallel-size 1 --enable-expert-parallel --decode-context-parallel-size 1 "
+        "--disable-custom-all-reduce "
         "--max-cudagraph-capture-size 128 --kv-cache-dtype bfloat16 --mamba-ssm-cache-dtype float32 "
         "--enable-prefix-caching --gpu-memory-utilization 0.95 --max-model-len 262144 --max-num-seqs 32 "
         "--max-num-batched-tokens 8192 --async-scheduling "
