@@ -20,8 +20,7 @@ HASHED_BYTES = 256_000_000
 """Files up to this size are identified by their whole content, larger ones by SAMPLES spread pieces of it."""
 SAMPLES, SAMPLE_BYTES = 64, 1 << 20
 CONFIG_BYTES = 16_000_000
-WANTED = ("num_hidden_layers", "vocab_size", "hidden_size")
-"""What every architecture's config.json says."""
+WANTED = ("num_hidden_layers", "vocab_size", "hidden_size")  # in every architecture's config.json
 UNTRAINED_KEYS = ("transformers_version", "_name_or_path")
 DEFAULTS: Mapping[str, int] = {
     "vocab_size": 154880, "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 2048,
@@ -91,17 +90,13 @@ def facts(folder: str | Path) -> Model:
 def served(folder: str | Path) -> Model:
     """Facts of a checkpoint of any architecture, for engines that read it themselves. Raises ModelError."""
     folder = Path(folder)
-    file = folder / "config.json"
-    config = _read_json(file)
+    config = _read_json(folder / "config.json")
     if config.get("model_type") in MODEL_TYPES:
         return facts(folder)
-    text = config.get("text_config", config)
-    shards = _shards(folder)
+    text, shards = config.get("text_config", config), _shards(folder)
     tensors = {name: tensor for found in shards.values() for name, tensor in found.items()}
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    layers, vocab, hidden = (
-        _size(k, text.get(k), str(file)) for k in ("num_hidden_layers", "vocab_size", "hidden_size")
-    )
+    layers, vocab, hidden = (_size(k, text.get(k), str(folder / "config.json")) for k in WANTED)
     digest = _digest({k: v for k, v in config.items() if k not in UNTRAINED_KEYS})
     model = Model(f"{config.get('model_type')}-{_short(count)}", digest, "", 0, layers, (), (), vocab, hidden,
                   int(text.get("n_routed_experts") or 0), 0.0, 0, {"all": count},
@@ -395,12 +390,10 @@ def _sampled(file: Path, size: int) -> str:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
-def _short(count: int) -> str:
-    """9.6M, 314B."""
+def _short(count: int) -> str:  # 9.6M, 314B
     for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= size:
             return f"{count / size:.3g}{letter}"
