@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 import math
+import random
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from search_spaces import Choice, Config, Knob, Rule, Space, Value
 
 SCHEMA = 1
+BESIDE = 15
+"""Runs before and after one whose median deviation counts as the machine's."""
 DATA = Path(__file__).parent / "data"
 
 Codes = tuple[int, ...]
@@ -90,9 +97,8 @@ def read(path: Path) -> Table:
 def _read_lines(path: Path) -> Table:
     """Line 1 the header, then {"c": codes, "v": [value of each block, null where it failed], "s": status, "r": reason}.
 
-    A configuration of which most blocks failed is a failure. Blocks are brought to one level, the median of all: what
-    the machine's own speed does between them is no property of a configuration. A default that is not listed is taken
-    at its nearest values.
+    A configuration of which most blocks failed is a failure. The machine's drift is removed, see `steady`. A default
+    outside the recorded values is stood for by the nearest recorded one.
     """
     with gzip.open(path, "rt", encoding="utf-8") as file:
         head = json.loads(next(file))
@@ -100,20 +106,41 @@ def _read_lines(path: Path) -> Table:
             raise ValueError(f"{path}: schema {head.get('schema')!r} instead of {SCHEMA}; record the table again")
         rows = [json.loads(line) for line in file]
     knobs = {name: tuple(values) for name, values in head["knobs"].items()}
-    blocks, level = {}, _levels([row["v"] for row in rows])
-    for row in rows:
-        values = tuple(float(v) / by for v, by in zip(row["v"], level, strict=True) if v is not None)
-        blocks[tuple(row["c"])] = values if 2 * len(values) > len(row["v"]) else ()
+    kept = steady(knobs, {tuple(row["c"]): row["v"] for row in rows})
+    blocks = {codes: tuple(v for v in values if not math.isnan(v)) for codes, values in kept.items()}
+    blocks = {codes: values if 2 * len(values) > len(kept[codes]) else () for codes, values in blocks.items()}
     default = tuple(_nearest(values, head["default"][name]) for name, values in knobs.items())
     about = {key: head[key] for key in ("machine", "build", "workload", "recorded", "unit") if key in head}
     return Table(head["name"], head["metric"], head["higher"], knobs, default, blocks, about)
 
 
-def _levels(rows: Sequence[Sequence[float | None]]) -> list[float]:
-    """Each block's median over that of all blocks together."""
-    columns = [[v for v in column if v is not None] for column in zip(*rows, strict=True)]
-    whole = statistics.median(v for column in columns for v in column)
-    return [statistics.median(column) / whole for column in columns]
+def steady(
+    knobs: Mapping[str, Sequence[Value]], rows: Mapping[Codes, Sequence[float | None]]
+) -> dict[Codes, tuple[float, ...]]:
+    """Each block's values, NaN where one failed, without what the machine's own speed did to them.
+
+    First each block is divided by its median over configurations. Then every run is divided by the median deviation of
+    the BESIDE runs before and after it, from its configuration's median over blocks, three times over: what runs one
+    after another share is the machine's. The order of runs in a block is that of `record_table.measure`.
+    """
+    values = np.log(np.array([[math.nan if v is None else v for v in row] for row in rows.values()], float))
+    places = {codes: i for i, codes in enumerate(rows)}
+    every = list(itertools.product(*(range(len(v)) for v in knobs.values())))
+    flat = values - np.nanmedian(values, axis=0) + np.nanmedian(values)
+    level = flat.copy()
+    for _ in range(3):
+        with warnings.catch_warnings():  # a configuration of which every block failed has no median
+            warnings.simplefilter("ignore", RuntimeWarning)
+            true = np.nanmedian(level, axis=1)
+        for block in range(flat.shape[1]):
+            order = every.copy()
+            random.Random(block + 1).shuffle(order)
+            index = np.array([places[codes] for codes in order if codes in places])
+            apart = (flat[:, block] - true)[index]
+            for i, place in enumerate(index):
+                beside = np.concatenate([apart[max(0, i - BESIDE) : i], apart[i + 1 : i + 1 + BESIDE]])
+                level[place, block] = flat[place, block] - np.nanmedian(beside)
+    return {codes: tuple(map(float, np.exp(row))) for codes, row in zip(rows, level, strict=True)}
 
 
 def _nearest(values: Sequence[Value], wanted: Value) -> int:
