@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Offer:
 def offer(plan: Plan, hardware: str = "") -> Offer:
     """Raises the one-line errors of each part."""
     machine = named(hardware) if hardware else None
-    path = Path(plan.model) if plan.model else reference_model()
+    path = _folder(plan.model)
     model = described(path)
     if plan.engine == "native" and machine is None and model.weights_digest:
         space, learned = _here(plan)
@@ -82,6 +83,12 @@ def offer(plan: Plan, hardware: str = "") -> Offer:
     fits = tuple(_fits(space, memory)) if memory is not None else ()
     recipes = tuple(p for p in starts(space) if fitted(space, p.values) not in (None, space.default()))
     return Offer(plan.engine, model, machine, space, memory, fits, learned, _share(space), recipes)
+
+
+def _folder(name: str) -> Path:
+    """A path, or the model that comes with the package under that name (glm-5.3-flash: a config.json alone)."""
+    own = Path(str(resources.files("autotune"))) / "data" / name
+    return reference_model() if not name else own if own.is_dir() and not Path(name).exists() else Path(name)
 
 
 def _here(plan: Plan) -> tuple[Space, tuple[str, ...]]:

@@ -20,13 +20,14 @@ EPILOG = """\b
 --hardware names machines that need not be here, such as 4xA100-80GB, 8xA100-40GB or 4xA100-80GB-PCIe.
 Nothing is launched.
 
-Example: autotune space --engine vllm --hardware 4xA100-80GB --model config.json
+Example: autotune space --engine vllm --hardware 4xA100-80GB --model glm-5.3-flash
 """
 
 
 @click.command(epilog=EPILOG)
 @click.option(
-    "--model", help="Checkpoint folder, or a config.json alone. [default: the reference model in the package]"
+    "--model",
+    help="Checkpoint folder, a config.json alone, or glm-5.3-flash. [default: the reference model in the package]",
 )
 @click.option("--engine", help="Engine: native or vllm. [default: native]")
 @click.option("--hardware", default="", metavar="NAME", help="COUNTxDEVICE to narrow for. [default: this machine]")
