@@ -17,4 +17,5 @@ fi
 "$CHECK_ENV/bin/ruff" check .
 "$CHECK_ENV/bin/ruff" format --check .
 "$CHECK_ENV/bin/mypy"
-"$CHECK_ENV/bin/python" -m pytest -n "${CHECK_JOBS:-2}" --dist loadfile "$@"
+"$CHECK_ENV/bin/python" -m pytest -n "${CHECK_JOBS:-2}" --dist loadfile --ignore tests/tuning_db "$@"
+"$CHECK_ENV/bin/python" -m pytest "$@" tests/tuning_db # one PostgreSQL, in one process
