@@ -113,7 +113,7 @@ def test_a_search_beside_decoys_succeeds_and_leaves_them_alone(folder: Path, env
     port, others = decoys
     code, text = search(folder, {**environment, "AUTOTUNE_PORT": str(port)}, [{"do": "fork"}], "--budget", "4")
     assert code == "0", text
-    assert "4 of" not in text and "verdict: " in text and "Traceback" not in text
+    assert "verdict: " in text and "Traceback" not in text
     with open_store(folder / "t.db", readonly=True) as store:
         trials = store.trials()
     assert {t.status for t in trials} <= {"ok", "pruned"} and len(trials) == 9
