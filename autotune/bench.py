@@ -89,7 +89,7 @@ class Bench:
                     endpoint, shared = stack.enter_context(self._running(config, self.logs / f"{name}.log", fresh))
                 # Kept for what fails or is given up later, too.
                 outcome = replace(outcome, effective=dict(endpoint.effective()))
-                outcome = self._run(endpoint, config, seed, clock, watch)
+                outcome = self._run(endpoint, outcome, config, seed, clock, watch)
                 if shared:
                     outcome = replace(
                         outcome, notes=(*outcome.notes, KEPT), counters={**outcome.counters, KEPT_LAUNCH: 1.0}
@@ -110,12 +110,14 @@ class Bench:
         with launches.running(config, log, fresh or self.launches is None) as found:
             yield found
 
-    def _run(self, endpoint: Endpoint, config: Config, seed: int, clock: _Clock, watch: Watch | None) -> Outcome:
-        effective = dict(endpoint.effective())
+    def _run(
+        self, endpoint: Endpoint, started: Outcome, config: Config, seed: int, clock: _Clock, watch: Watch | None
+    ) -> Outcome:
+        effective = started.effective
         wrong = [f"{name}={effective[name]!r} instead of {value!r}" for name, value in config.items()
                  if name in effective and effective[name] != value]  # fmt: skip
         if wrong:
-            return Outcome(Status.NOT_APPLIED, "the engine runs " + ", ".join(wrong), effective=effective)
+            return replace(started, status=Status.NOT_APPLIED, reason="the engine runs " + ", ".join(wrong))
         with clock.phase("warmup"):
             loadgen.drive(endpoint, self.workload, self._conversations(seed, warmup=True), self.deadline, "warmup")
             endpoint.reset()
@@ -128,8 +130,8 @@ class Bench:
         metrics |= _cost(metrics, config)
         disturbed = held or _client_bound(metrics)
         notes = (unmet,) if unmet else ()
-        outcome = Outcome(
-            Status.OK, "", metrics, run.timelines, {}, effective, counters, notes=notes, disturbed=disturbed
+        outcome = replace(
+            started, metrics=metrics, timelines=run.timelines, counters=counters, notes=notes, disturbed=disturbed
         )
         failed = metrics.get("failed_fraction", 0.0)
         if failed > FAILED_LIMIT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,16 +81,8 @@ def presets(space: Space, named: Iterable[Preset]) -> list[Candidate]:
 
 def by_load(space: Space, candidates: Iterable[Candidate]) -> list[Candidate]:
     """In order, but those that share a load after one another: knobs that need a reload change as seldom as can be."""
-    return _grouped(candidates, lambda candidate: load_key(space, candidate.config))
-
-
-def load_key(space: Space, config: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
-    """What must be loaded anew for another configuration: the values of every knob with ``restart="reload"``."""
-    return tuple((k.name, config[k.name]) for k in space.knobs if k.restart == "reload" and k.name in config)
-
-
-def _grouped(items: Iterable[Candidate], key: Callable[[Candidate], object]) -> list[Candidate]:
-    groups: dict[object, list[Candidate]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return [item for group in groups.values() for item in group]
+    groups: dict[Config, list[Candidate]] = {}
+    for candidate in candidates:
+        loaded = Config(space.restart_part(candidate.config, "reload"))
+        groups.setdefault(loaded, []).append(candidate)
+    return [candidate for group in groups.values() for candidate in group]

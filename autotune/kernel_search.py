@@ -25,7 +25,7 @@ from autotune.runtimes.native.config import read_config
 from autotune.runtimes.native.kernels import operators, tuning
 from autotune.runtimes.native.kernels.process import KernelProcess
 from autotune.runtimes.native.kernels.tuning import Entries, Operator
-from autotune.setting import reference_model
+from autotune.setting import packaged
 from autotune.tune import Study, Tuner
 from tuning_db import Hardware, Reference, Scenario, Store
 
@@ -97,7 +97,7 @@ def prepare(plan: Plan) -> KernelSetting:
     """Read the checkpoint and the machine. Raises the one-line errors of each part."""
     usual = {name: value for name, value in DEFAULTS.items() if plan.origin.get(name, "default") == "default"}
     plan = replace(plan, **usual)  # type: ignore[arg-type]
-    folder = Path(plan.model) if plan.model else reference_model()
+    folder = packaged(plan.model)
     model, machine = models.facts(folder), hardware.probe()
     gpu = machine.kind == "gpu"
     wanted = tuple(operators.operators(read_config(folder), plan.only, plan.knobs, gpu))

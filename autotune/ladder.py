@@ -6,8 +6,6 @@ KL on calibration text, apart from the text that quality is scored on. All of it
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -25,6 +23,7 @@ from autotune.setting import SEQUENCE, Setting
 from search_spaces import Choice, Config, Space
 from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS, WIDTHS
 from search_spaces.presets import starts
+from tuning_db.canonical import digest
 
 RUNGS = 8
 MEASUREMENTS = 5
@@ -98,7 +97,7 @@ def _held(setting: Setting, width: int) -> Mapping[str, float]:
     """Bytes by group with everything at ``width`` (16: as bf16), all on one rank."""
     machine = Machine("any", 1, 1 << 60, shared=True)
     compute = "bf16" if setting.whole.knob("compute").domain.contains("bf16") else "fp32"
-    values = {name: width for name in FIXED if name.startswith("bits_") and "protect" not in name}
+    values = {f"bits_{group}": width for group in (*LAYER_GROUPS, *MODEL_GROUPS)}
     config = {**setting.whole.default(), **values, "compute": compute}
     (stage,) = forecast(setting.plan.engine, setting.model, machine).demand(config).stages
     return stage.groups
@@ -198,14 +197,5 @@ def _texts(source: Sequence[int], tokens: int) -> list[list[int]]:
 
 def _key(kind: str, setting: Setting, texts: Sequence[Sequence[int]]) -> str:
     offered = {name: setting.space.knob(name).domain.values for name in FIXED}
-    parts = [
-        kind,
-        dict(setting.scenario.engine_build),
-        dict(setting.scenario.model),
-        offered,
-        RUNGS,
-        MEASUREMENTS,
-        texts,
-    ]
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return "b1:" + hashlib.sha256(text.encode()).hexdigest()[:32]
+    scenario = setting.scenario
+    return digest("b1", [kind, scenario.engine_build, scenario.model, offered, RUNGS, MEASUREMENTS, texts])

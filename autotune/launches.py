@@ -27,7 +27,7 @@ class Launches:
 
         Raises EngineError as `Runtime.launch` does. Whatever is raised inside ends the engine.
         """
-        fixed = {k.name: config[k.name] for k in self._space.knobs if k.name in config and k.restart != "live"}
+        fixed = self._space.restart_part(config, "launch")
         endpoint = None if fresh else self._adopted(fixed, config)
         kept = endpoint is not None
         if endpoint is None:
@@ -47,7 +47,11 @@ class Launches:
         if self._running is None or self._running[0] != fixed:
             return None
         endpoint = self._running[1]
-        return endpoint if endpoint.adopt(config) else None
+        try:
+            return endpoint if endpoint.adopt(config) else None
+        except BaseException:
+            self.close()  # an engine that failed to change is none to go on with
+            raise
 
     def close(self) -> None:
         """End the engine that was kept, if there is one."""

@@ -81,8 +81,7 @@ def facts(folder: str | Path) -> Model:
         raise ModelError(f"no model folder {folder}; give the folder that holds config.json with --model")
     file = folder / "config.json"
     model = from_config(_read_json(file), str(file))
-    shards = _shards(folder)
-    tensors = {name: tensor for found in shards.values() for name, tensor in found.items()}
+    shards, tensors = _headers(folder)
     _check_embedding(model, tensors, folder)
     return _with_weights(model, shards, tensors)
 
@@ -93,8 +92,7 @@ def served(folder: str | Path) -> Model:
     config = _read_json(folder / "config.json")
     if config.get("model_type") in MODEL_TYPES:
         return facts(folder)
-    text, shards = config.get("text_config", config), _shards(folder)
-    tensors = {name: tensor for found in shards.values() for name, tensor in found.items()}
+    text, (shards, tensors) = config.get("text_config", config), _headers(folder)
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
     layers, vocab, hidden = (_size(k, text.get(k), str(folder / "config.json")) for k in WANTED)
     digest = _digest({k: v for k, v in config.items() if k not in UNTRAINED_KEYS})
@@ -313,16 +311,15 @@ def _parameters(s: Mapping[str, int], mlp: list[str], attention: list[str]) -> d
     }
 
 
-def _shards(folder: Path) -> dict[Path, dict[str, Tensor]]:
-    """{file: {tensor name: its header entry}} of every weight file. Raises ModelError."""
+def _headers(folder: Path) -> tuple[dict[Path, dict[str, Tensor]], dict[str, Tensor]]:
+    """The header entries of each weight file by tensor name, and those of all. Raises ModelError."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
-        return _indexed(folder, index)
-    if not single.exists():
+    if not index.is_file() and not single.exists():
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
         hint = "pickled weights are never read; convert them to safetensors" if pickled else "download the weights"
         raise ModelError(f"no model.safetensors in {folder}; {hint}")
-    return {single: _header(single)}
+    shards = _indexed(folder, index) if index.is_file() else {single: _header(single)}
+    return shards, {name: tensor for found in shards.values() for name, tensor in found.items()}
 
 
 def _indexed(folder: Path, index: Path) -> dict[Path, dict[str, Tensor]]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from autotune import infeasible, kernel_search
@@ -20,7 +18,7 @@ from autotune.memory.forecast import Forecast, forecast, machine_of
 from autotune.model import Model, described
 from autotune.plan import Plan
 from autotune.runtimes.native import NativeRuntime
-from autotune.setting import memory_facts, model_facts, prepare, reference_model
+from autotune.setting import memory_facts, model_facts, packaged, prepare
 from autotune.workload import load_workload
 from search_spaces import Space, Value, load, vllm
 from search_spaces.bits import LAYER_GROUPS, MODEL_GROUPS
@@ -69,7 +67,7 @@ class Offer:
 def offer(plan: Plan, hardware: str = "") -> Offer:
     """Raises the one-line errors of each part."""
     machine = named(hardware) if hardware else None
-    path = _folder(plan.model)
+    path = packaged(plan.model)
     model = described(path)
     if plan.engine == "native" and machine is None and model.weights_digest:
         space, learned = _here(plan)
@@ -83,12 +81,6 @@ def offer(plan: Plan, hardware: str = "") -> Offer:
     fits = tuple(_fits(space, memory)) if memory is not None else ()
     recipes = tuple(p for p in starts(space) if fitted(space, p.values) not in (None, space.default()))
     return Offer(plan.engine, model, machine, space, memory, fits, learned, _share(space), recipes)
-
-
-def _folder(name: str) -> Path:
-    """A path, or the model that comes with the package under that name (glm-5.3-flash: a config.json alone)."""
-    own = Path(str(resources.files("autotune"))) / "data" / name
-    return reference_model() if not name else own if own.is_dir() and not Path(name).exists() else Path(name)
 
 
 def _here(plan: Plan) -> tuple[Space, tuple[str, ...]]:

@@ -24,6 +24,7 @@ class Plan:
 
     ``target`` is ``engine``, or ``kernels``: then ``budget`` is each operator's, and ``only`` keeps those whose name
     contains it. ``bits``: the search sees a ladder of allocations as one knob, or a width for each kind of group.
+    ``sampler`` chooses what to measure next: a Gaussian process over valid configurations, or Optuna's TPE.
     ``max_kl`` is nats a token and ``max_perplexity`` a factor, both against the full-width model;
     ``slo`` are constraints such as ``ttft_p99<500ms``, applied to stored requests; ``time`` limits one run of the
     command (``2h``, ``30m``, ``90s``; empty: no limit); ``precision`` above 0 repeats each measurement until its
@@ -43,6 +44,7 @@ class Plan:
     workload: str = "task"
     objective: str = ""
     bits: str = "ladder"
+    sampler: str = "gp"
     budget: int = 200
     seed: int = 0
     db: str = ""
@@ -59,8 +61,11 @@ class Plan:
     origin: Mapping[str, str] = field(default_factory=dict)
 
 
-TARGETS = ("engine", "kernels")
-BITS = ("ladder", "groups")
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "target": ("engine", "kernels"),
+    "bits": ("ladder", "groups"),
+    "sampler": ("gp", "tpe"),
+}
 KEYS = tuple(f.name for f in fields(Plan) if f.name not in ("knobs", "origin"))
 LIMITS: Mapping[str, tuple[float, float]] = {
     "budget": (1, 1_000_000),
@@ -133,10 +138,8 @@ def _typed(key: str, value: Any, where: str) -> Any:
         raise PlanError(f"{where}: {key} wants a whole number, not {value!r}")
     if wanted is str and not isinstance(value, str):
         raise PlanError(f"{where}: {key} wants text, not {value!r}")
-    if key == "target" and typed not in TARGETS:
-        raise PlanError(f"{where}: target wants {' or '.join(TARGETS)}, not {value!r}")
-    if key == "bits" and typed not in BITS:
-        raise PlanError(f"{where}: bits wants {' or '.join(BITS)}, not {value!r}")
+    if key in WORDS and typed not in WORDS[key]:
+        raise PlanError(f"{where}: {key} wants {' or '.join(WORDS[key])}, not {value!r}")
     if key == "time":
         seconds(typed, where)
     if key in LIMITS and not LIMITS[key][0] <= typed <= LIMITS[key][1]:

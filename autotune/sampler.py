@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import warnings
 from dataclasses import dataclass
 
@@ -18,7 +19,10 @@ from search_spaces import Config, Knob, Space, Value
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 MODELLED = 200
-"""Known configurations up to which a Gaussian process chooses; its cost grows with their cube, TPE's hardly."""
+"""Known configurations that the Gaussian process learns from at most, for its cost grows with their cube: of more, the
+best half and the latest half."""
+AHEAD = 8
+"""Choices made at once from then on: what one more result could change is less than what asking again costs."""
 TOP = 5
 """Best configurations around which candidates are looked for."""
 HOPS = 2
@@ -50,11 +54,11 @@ class Known:
 class Sampler:
     """Default first, then points far from each other, then the greatest expected improvement under a model.
 
-    The model is a Gaussian process over valid configurations while few are known, Optuna's TPE after MODELLED. Values
-    are goodness on the log scale.
+    An Optuna study, in memory, is asked and told; the model is a Gaussian process over valid configurations (``gp``),
+    whose choices are enqueued there, or Optuna's TPE (``tpe``). Values are goodness on the log scale.
     """
 
-    def __init__(self, space: Space, budget: int, seed: int = 0) -> None:
+    def __init__(self, space: Space, budget: int, seed: int = 0, method: str = "gp") -> None:
         self.space = space
         self._narrowed = False
         self.budget = budget
@@ -65,7 +69,12 @@ class Sampler:
         self._rows: dict[Row, Known] = {}
         self._random = np.random.default_rng(seed)
         self._surrogate: Surrogate | None = None
-        self._study: optuna.Study | None = None
+        self._method = method
+        self._ahead: list[Config] = []
+        self._asked: dict[str, optuna.Trial] = {}
+        self._study = optuna.create_study(
+            direction="maximize", sampler=_tpe(seed) if method == "tpe" else optuna.samplers.RandomSampler(seed)
+        )
 
     def tell(self, config: Config, value: float | None, violation: float = 0.0) -> None:
         """Learn a result, asked for or not; None for a failure. Raises ValueError for a value that is not finite."""
@@ -77,8 +86,11 @@ class Sampler:
         if row is not None:
             self._rows[row] = known
             self._pool.drop(row)
-            if self._study is not None:
+            trial = self._asked.pop(config.key, None)
+            if trial is None:
                 self._study.add_trial(self._frozen(known))
+            else:
+                self._learn(trial, known)
 
     def narrow(self, space: Space) -> None:
         """Go on in ``space``, which has the same knobs and values and perhaps more rules."""
@@ -91,14 +103,53 @@ class Sampler:
         it needs no launch.
         """
         default = self.space.default()
-        if self._fresh(default):
-            return default
         feasible = sum(known.feasible for known in self._rows.values())
-        if len(self.known) < self.startup or feasible < 2:
-            return self._spread()
-        if len(self._rows) > MODELLED:
-            return self._tpe() or self._spread()
-        return self._expected(near) or self._spread()
+        if self._fresh(default):
+            chosen: Config | None = default
+        elif len(self.known) < self.startup or feasible < 2:
+            chosen = self._spread()
+        elif self._method == "tpe":
+            return self._proposed() or self._asked_for(self._spread())
+        else:
+            chosen = self._planned() or self._expected(near) or self._spread()
+        return self._asked_for(chosen)
+
+    def _asked_for(self, config: Config | None) -> Config | None:
+        """``config`` as the study's next trial."""
+        if config is not None:
+            free = [knob.name for knob in self.space.free() if knob.name in config]
+            self._study.enqueue_trial({name: json.dumps(config[name]) for name in free})
+            self._asked[config.key] = self._study.ask()
+            self._suggested(self._asked[config.key])
+        return config
+
+    def _proposed(self) -> Config | None:
+        """Optuna's own proposal, told at once what is known of it already."""
+        for _ in range(RETRIES):
+            trial = self._study.ask()
+            config = self._suggested(trial)
+            if self._fresh(config):
+                self._asked[config.key] = trial
+                return config
+            self._learn(trial, self.known.get(config.key) or Known(config, None, 1.0))
+        return None
+
+    def _learn(self, trial: optuna.Trial, known: Known) -> None:
+        trial.set_constraint("feasible", known.violation)
+        self._study.tell(trial, self._told(known))
+
+    def _told(self, known: Known) -> float:
+        """A failure is told as the worst value so far with a violated constraint: TPE ignores failed trials altogether
+        and would propose a never-successful choice for ever."""
+        return self._worst() if known.value is None else known.value
+
+    def _planned(self) -> Config | None:
+        """What an earlier choice left for now."""
+        while self._ahead:
+            config = self._ahead.pop(0)
+            if self._fresh(config):
+                return config
+        return None
 
     def best(self) -> Known | None:
         """The best feasible configuration so far."""
@@ -135,7 +186,8 @@ class Sampler:
 
         A failure counts as the worst value seen, and makes its surroundings less likely to be any answer.
         """
-        rows, known = list(self._rows), list(self._rows.values())
+        rows = self._learned()
+        known = [self._rows[row] for row in rows]
         points, worst = np.array(rows, np.intp), self._worst()
         failed = np.array([not k.feasible for k in known])
         values = np.array([k.value if k.feasible and k.value is not None else worst for k in known])
@@ -147,11 +199,36 @@ class Sampler:
         if self._surrogate is None:
             self._surrogate, steps = Surrogate(self._pool.tables(), self.seed), FIRST_STEPS
         self._surrogate.fit(points, np.exp(values - values.max()), failed, steps)
-        return self._preferred(candidates, self._surrogate.improvement(candidates), near)
+        gains = self._surrogate.improvement(candidates)
+        if len(self._rows) > MODELLED:
+            self._ahead = self._apart(candidates[np.argsort(-gains, kind="stable")])
+            return self._planned()
+        return self._preferred(candidates, gains, near)
+
+    def _learned(self) -> list[Row]:
+        """What the model is told: all that is known, or MODELLED of it."""
+        rows = list(self._rows)
+        if len(rows) <= MODELLED:
+            return rows
+        half = MODELLED // 2
+        latest, older = rows[-half:], rows[:-half]
+        worth = {row: k.value if k.feasible and k.value is not None else -math.inf for row, k in self._rows.items()}
+        return sorted(older, key=lambda row: -worth[row])[:half] + latest
+
+    def _apart(self, rows: Rows) -> list[Config]:
+        """The first AHEAD allowed ones of which no two differ in one knob alone."""
+        picked: list[Row] = []
+        for row in map(tuple, rows.tolist()):
+            if all(sum(map(operator.ne, row, other)) > 1 for other in picked) and self._allowed(row):
+                picked.append(row)
+                if len(picked) == AHEAD:
+                    break
+        return [self._pool.config(row) for row in picked]
 
     def _preferred(self, candidates: Rows, gains: NDArray[np.float64], near: Config | None) -> Config | None:
         """The allowed candidate with the greatest gain, or one of ALIKE gain that shares a launch with ``near``."""
         first, least = None, 0.0
+        shared = self.space.restart_part(near, "launch") if near is not None else None
         for number in np.argsort(-gains, kind="stable"):
             if first is not None and gains[number] < least:
                 break
@@ -159,14 +236,11 @@ class Sampler:
             if not self._allowed(row):
                 continue
             config = self._pool.config(row)
-            if near is None or self._launch(config) == self._launch(near):
+            if shared is None or self.space.restart_part(config, "launch") == shared:
                 return config
             if first is None:
                 first, least = config, ALIKE * gains[number]
         return first
-
-    def _launch(self, config: Config) -> dict[str, Value]:
-        return {k.name: config[k.name] for k in self.space.knobs if k.name in config and k.restart != "live"}
 
     def _candidates(self, best: list[Row]) -> Rows:
         self._pool.grow(best)
@@ -179,40 +253,29 @@ class Sampler:
         picked: Rows = rows[np.concatenate(some)]
         return picked
 
-    def _tpe(self) -> Config | None:
-        """Optuna's proposal. Values are coded as strings in one categorical a knob: integer coding of sizes with many
-        excluded points makes TPE stall on duplicates, and Optuna takes 1, 1.0 and True for one value."""
-        if self._study is None:
-            with warnings.catch_warnings():  # `group` is marked experimental; it is how TPE models conditional knobs
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                tpe = optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=0, multivariate=True, group=True)
-            self._study = optuna.create_study(direction="maximize", sampler=tpe)
-            self._study.add_trials([self._frozen(known) for known in self._rows.values()])
-        for _ in range(RETRIES):
-            trial = self._study.ask()
-            chosen: dict[str, Value] = {}
-            for knob in self.space.knobs:
-                if knob.when is None or knob.when(chosen):
-                    chosen[knob.name] = knob.default if knob.domain.size == 1 else _suggest(trial, knob)
-            config = Config(chosen)
-            if self._fresh(config):
-                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # ignored; the result is added when told
-                return config
-            known = self.known.get(config.key) or Known(config, None, 1.0)
-            trial.set_constraint("feasible", known.violation)
-            self._study.tell(trial, self._worst() if known.value is None else known.value)
-        return None
+    def _suggested(self, trial: optuna.Trial) -> Config:
+        """Values are coded as strings in one categorical a knob: integer coding of sizes with many excluded points
+        makes TPE stall on duplicates, and Optuna takes 1, 1.0 and True for one value."""
+        chosen: dict[str, Value] = {}
+        for knob in self.space.knobs:
+            if knob.when is None or knob.when(chosen):
+                chosen[knob.name] = knob.default if knob.domain.size == 1 else _suggest(trial, knob)
+        return Config(chosen)
 
     def _frozen(self, known: Known) -> optuna.trial.FrozenTrial:
-        """A failure is told as the worst value so far with a violated constraint: TPE ignores failed trials
-        altogether and would propose a never-successful choice for ever."""
         free = [knob for knob in self.space.free() if knob.name in known.config]
         return optuna.trial.create_trial(
             params={knob.name: json.dumps(known.config[knob.name]) for knob in free},
             distributions={knob.name: _distribution(knob) for knob in free},
-            value=self._worst() if known.value is None else known.value,
+            value=self._told(known),
             constraints={"feasible": known.violation},
         )
+
+
+def _tpe(seed: int) -> optuna.samplers.BaseSampler:
+    with warnings.catch_warnings():  # `group` is marked experimental; it is how TPE models conditional knobs
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=0, multivariate=True, group=True)
 
 
 def _suggest(trial: optuna.Trial, knob: Knob) -> Value:

@@ -52,13 +52,20 @@ def reference_model() -> Path:
     return Path(str(resources.files("autotune") / "data" / "reference"))
 
 
+def packaged(name: str) -> Path:
+    """A model's folder: ``name`` as a path, or a model that comes with the package under it (glm-5.3-flash: a
+    config.json alone); without a name the reference model."""
+    own = Path(str(resources.files("autotune"))) / "data" / name
+    return reference_model() if not name else own if own.is_dir() and not Path(name).exists() else Path(name)
+
+
 def prepare(plan: Plan, kernels: Entries | None = None) -> Setting:
     """Probe the machine, read the model, narrow the space; ``kernels`` are what was tuned for engines here.
 
     Raises the one-line errors of each part.
     """
     load(plan.engine)
-    folder = Path(plan.model) if plan.model else reference_model()
+    folder = packaged(plan.model)
     facts = models.facts(folder) if plan.engine == "native" else models.served(folder)
     workload = recorded_in(load_workload(plan.workload), encoder(folder, facts.vocab))
     objective = Objective(plan.objective or _usual_objective(workload))
@@ -121,7 +128,7 @@ def _forecast(engine: str, model: models.Model, machine: Probe, devices: int) ->
 
 def engine_build(plan: Plan, kernels: Entries | None = None) -> Mapping[str, Any]:
     """What the plan's engine would be here now, as part of a scenario. Raises SpaceError for an unknown engine."""
-    folder = Path(plan.model) if plan.model else reference_model()
+    folder = packaged(plan.model)
     return _runtime(plan, folder, load_workload(plan.workload).longest, kernels).version()
 
 

@@ -54,6 +54,7 @@ class Study:
     seconds: float = 0.0
     candidates: tuple[Candidate, ...] = ()
     drift_every: int = 25
+    sampler: str = "gp"
 
 
 class Tuner:
@@ -107,7 +108,7 @@ class Tuner:
         Raises TuneError when the default fails, when there is nothing to choose, or when the machine keeps failing.
         """
         self._has_choice()
-        sampler = Sampler(self.space, self.study.budget, self.study.seed)
+        sampler = Sampler(self.space, self.study.budget, self.study.seed, self.study.sampler)
         done = self.stored("search")
         for known in done:
             self._learn(sampler, known)

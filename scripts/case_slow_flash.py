@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import statistics
 import sys
@@ -20,11 +21,15 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import numpy as np
+
 from autotune import stats
 from autotune.bench import Bench
 from autotune.exporters.json_file import read
+from autotune.ladder import PIECE
 from autotune.outcome import Status
 from autotune.plan import Plan
+from autotune.quality import kl_divergence
 from autotune.runtimes.base import Endpoint, Generation
 from autotune.setting import Setting, make_bench, prepare
 from search_spaces import Config
@@ -53,11 +58,24 @@ def repeated_seconds(endpoint: Endpoint, prompt: tuple[int, ...]) -> float:
     return statistics.median(asyncio.run(once()) for _ in range(3))
 
 
-def measure(bench: Bench, config: Config, block: int, source: Any, quality: bool) -> dict[str, float]:
+def quality(bench: Bench, setting: Setting, config: Config) -> dict[str, tuple[float, float, float]]:
+    """Mean KL and perplexity against full width, each with its 95 % interval over pieces of the text."""
+    assert bench.quality is not None
+    pairs = list(zip(bench.quality.reference(), bench.score(config, setting.heldout), strict=True))
+    kl = np.concatenate([kl_divergence(reference, score) for reference, score in pairs])
+    lost = np.concatenate([reference.logprobs - score.logprobs for reference, score in pairs])
+    pieces = [[float(piece.mean()) for piece in np.array_split(values, len(values) // PIECE)] for values in (kl, lost)]
+    worse, ratio = map(stats.interval, pieces)
+    return {
+        "KL": (worse.mean, worse.low, worse.high),
+        "perplexity ratio": (math.exp(ratio.mean), math.exp(ratio.low), math.exp(ratio.high)),
+    }
+
+
+def measure(bench: Bench, config: Config, block: int, source: Any) -> dict[str, float]:
     """One block of one side. Raises RuntimeError when it does not run."""
-    used = bench if quality else replace(bench, quality=None)
-    outcome = used.measure(config, block, "case")
-    if outcome.status not in (Status.OK, Status.QUALITY):
+    outcome = replace(bench, quality=None).measure(config, block, "case")
+    if outcome.status is not Status.OK:
         raise RuntimeError(f"{outcome.status}: {outcome.reason}")
     with bench.runtime.launch(config, bench.logs / "repeated.log") as endpoint:
         start = block * 37
@@ -66,12 +84,11 @@ def measure(bench: Bench, config: Config, block: int, source: Any, quality: bool
     for timeline in outcome.timelines:
         ends = spans.setdefault(timeline.conversation, [])
         ends += [timeline.sent, timeline.token_times[-1]]
-    found = {
+    return {
         "task_seconds": statistics.mean(max(ends) - min(ends) for ends in spans.values()),
         "tasks_per_min": outcome.metrics["tasks_per_min"],
         "repeated_seconds": again,
     }
-    return found | {name: outcome.metrics[name] for name in ("kl_mean", "perplexity_ratio") if name in outcome.metrics}
 
 
 def compare(setting: Setting, store: Store, sides: dict[str, Config], blocks: int) -> dict[str, Any]:
@@ -81,8 +98,9 @@ def compare(setting: Setting, store: Store, sides: dict[str, Config], blocks: in
         rows: dict[str, dict[str, dict[int, float]]] = {side: {} for side in sides}
         for block in range(1, blocks + 1):
             for side in sorted(sides, reverse=block % 2 == 0):
-                for name, value in measure(bench, sides[side], block, setting.source, block == 1).items():
+                for name, value in measure(bench, sides[side], block, setting.source).items():
                     rows[side].setdefault(name, {})[block] = value
+        judged = {side: quality(bench, setting, config) for side, config in sides.items()}
     found: dict[str, Any] = {}
     print(f"{'':<20}{'published':<26}{'as shipped':>12}{'tuned':>12}   ratio (95 %)")
     for name, (title, published) in PUBLISHED.items():
@@ -93,12 +111,11 @@ def compare(setting: Setting, store: Store, sides: dict[str, Config], blocks: in
         print(f"{title:<20}{published:<26}{medians[0]:>12.3g}{medians[1]:>12.3g}   ×{ratio.mean:.3f}", end="")
         print(f" [{ratio.low:.3f}, {ratio.high:.3f}]")
         found[name] = {"ratio": ratio.mean, "low": ratio.low, "high": ratio.high}
-    for side in sides:
-        figures = {name: rows[side][name][1] for name in ("kl_mean", "perplexity_ratio")}
-        kl, perplexity = figures.values()
-        print(f"quality, {side:<11} KL {kl:.6f} nats a token, perplexity ×{perplexity:.4f}")
+    print(f"{'quality kept':<20}{'59.5 of 60 points':<26}inside the gate: KL ≤ {bench.gate.kl}, ", end="")
+    print(f"perplexity ≤ ×{bench.gate.perplexity}")
+    for side, figures in judged.items():
+        print(f"  {side:<18}" + ", ".join(f"{n} {v[0]:.5f} [{v[1]:.5f}, {v[2]:.5f}]" for n, v in figures.items()))
         found[f"quality {side}"] = figures
-    print("quality, published  59.5 of 60 points kept")
     return found
 
 

@@ -13,7 +13,8 @@ import json
 import random
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ import optuna
 from replay import Replay, Spent
 from tables import Codes, ordered
 
+from autotune.hints import presets
 from autotune.sampler import Sampler
+from search_spaces import Config
+from search_spaces.presets import starts
 
 STALL = 50
 """Free asks in a row (repeated or invalid points) after which a searcher that must be asked is given a random point."""
@@ -31,9 +35,22 @@ PENALTY = 5.0
 
 
 def ours(replay: Replay) -> None:
-    """`autotune.sampler.Sampler`; it starts from the table's default, which is an evaluation like any other."""
-    sampler = Sampler(replay.table.space(), replay.budget, replay.seed)
-    while (config := sampler.ask()) is not None:
+    """As `autotune search` goes: the default, the published recipes that the table holds, then the sampler. Each is an
+    evaluation like any other."""
+    engine, _, _ = replay.table.name.partition("-")
+    space = replace(replay.table.space(), engine=engine)
+    recipes = [candidate.config for candidate in presets(space, starts(space))]
+    _sampled(replay, [space.default(), *recipes])
+
+
+def sampler_alone(replay: Replay) -> None:
+    """`autotune.sampler.Sampler` from the table's default on: what it does where no recipe is known."""
+    _sampled(replay, [])
+
+
+def _sampled(replay: Replay, first: Sequence[Config]) -> None:
+    sampler, before = Sampler(replay.table.space(), replay.budget, replay.seed), list(first)
+    while (config := before.pop(0) if before else sampler.ask()) is not None:
         heard = replay.measure(replay.table.codes(config))
         sampler.tell(config, heard if isinstance(heard, float) else None)
 
@@ -141,6 +158,7 @@ def nevergrad(replay: Replay) -> None:
 
 SEARCHERS: dict[str, Callable[[Replay], None]] = {
     "autotune": ours,
+    "no-recipes": sampler_alone,
     "random": uniform,
     "optuna-tpe": tpe,
     "optuna-gp": gp,

@@ -270,7 +270,7 @@ RULES = (
     Rule(
         "devices",
         "tp × pp × dp ranks must not outnumber the devices (on CPU, the cores)",
-        lambda c, facts: _ranks(c) > int(facts.get("devices", 1)),
+        lambda c, facts: _ranks(c) > int(facts.get("devices", 1 << 20)),
     ),
     Rule(
         "cores",

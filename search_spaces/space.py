@@ -14,6 +14,7 @@ from typing import Any
 
 from search_spaces.domain import Choice, Value, same
 
+RESTARTS = ("live", "launch", "reload")
 GROUPS = ("attention", "bits", "layout", "graphs", "cache", "scheduler", "speculation", "kernel")
 Facts = Mapping[str, Any]
 
@@ -60,7 +61,7 @@ class Knob:
     ``quality`` marks knobs that may change what the model answers; ``flag`` is the engine's own spelling.
     ``admit`` makes the knob an open one: beside its listed values, which are all that a search tries, a configuration
     or a plan may give any value for which ``admit(value, facts)`` returns ``""`` (else a sentence).
-    ``restart`` is the cost of a change: ``live`` < ``launch`` < ``reload``.
+    ``restart`` is the cost of a change, one of RESTARTS, the cheapest first.
     """
 
     name: str
@@ -78,6 +79,8 @@ class Knob:
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
             raise ValueError(f"knob {self.name}: group {self.group!r} is none of {', '.join(GROUPS)}")
+        if self.restart not in RESTARTS:
+            raise ValueError(f"knob {self.name}: restart {self.restart!r} is none of {', '.join(RESTARTS)}")
         if not self.domain.contains(self.default):
             raise ValueError(f"knob {self.name}: default {self.default!r} is not among its values")
 
@@ -199,6 +202,12 @@ class Space:
     def quality_part(self, config: Mapping[str, Value]) -> dict[str, Value]:
         """The values that may change the model's answers: configurations equal in them share one quality result."""
         return {k.name: config[k.name] for k in self.knobs if k.quality and k.name in config}
+
+    def restart_part(self, config: Mapping[str, Value], least: str) -> dict[str, Value]:
+        """The values whose change costs ``least`` (one of RESTARTS) or more: what configurations must agree in to
+        share a launch (``least="launch"``) or the loaded weights (``"reload"``)."""
+        costly = RESTARTS[RESTARTS.index(least) :]
+        return {k.name: config[k.name] for k in self.knobs if k.restart in costly and k.name in config}
 
     def reference_part(self) -> dict[str, Value]:
         """The values of the quality reference that this space still offers."""

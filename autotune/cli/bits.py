@@ -12,6 +12,7 @@ from autotune.cli import output
 if TYPE_CHECKING:
     from autotune.allocation import Costs
 
+GROUP_COLUMNS = ("group", "width", "weight_bytes", "kl_predicted")
 COLUMNS = ("rung", "weight_bytes", "kl_predicted", "kl", "measurements", "bits_vector")
 EPILOG = """\b
 KL is nats a token from the full-width model, on text apart from the one that quality is scored on: predicted from
@@ -44,10 +45,7 @@ def bits(groups: bool, form: str, **flags: Any) -> None:
                 raise TuneError(f"no ladder: {why}", 3)
             bench, cache = make_bench(setting, store, log_folder(setting.scenario.key)), StoreCache(store)
             if groups:
-                rows, columns = (
-                    _groups(ladder.costs(setting, bench, cache)),
-                    ["group", "width", "weight_bytes", "kl_predicted"],
-                )
+                rows = _groups(ladder.costs(setting, bench, cache))
             else:
                 rungs = ladder.build(setting, bench, cache, output.note)
                 rows = [
@@ -57,8 +55,7 @@ def bits(groups: bool, form: str, **flags: Any) -> None:
                     }
                     for number, rung in enumerate(rungs, 1)
                 ]  # fmt: skip
-                columns = list(COLUMNS)
-        output.emit(rows, columns, form, "bits")
+        output.emit(rows, list(GROUP_COLUMNS if groups else COLUMNS), form, "bits")
 
 
 def _groups(costs: Costs) -> list[dict[str, Any]]:

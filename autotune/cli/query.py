@@ -82,34 +82,24 @@ Example: autotune query --best --slo 'ttft_p99<500ms'
 @db_option
 @output.format_option
 def query(
-    where: str | None,
-    sort: str | None,
-    limit: int,
-    pareto: str | None,
-    group: str | None,
-    columns: str | None,
-    db: str | None,
-    form: str,
-    best: bool,
-    objective: str | None,
-    slo: tuple[str, ...],
-    **only: Any,
+    where: str | None, pareto: str | None, group: str | None, columns: str | None, form: str, best: bool, **flags: Any
 ) -> None:
     """List trials by hardware, model, engine and metric; with --best, what to deploy here."""
+    db, sort, limit, objective, slo = (flags.pop(name) for name in ("db", "sort", "limit", "objective", "slo"))
     if (objective or slo) and not best:
         raise click.UsageError("--objective and --slo belong to --best")
+    wanted = {name: value for name, value in flags.items() if value}
     with output.clear_errors():
         if best:
             from autotune.cli.best import show as show_best
 
-            show_best(db, form, limit, objective, slo, {name: value for name, value in only.items() if value})
+            show_best(db, form, limit, objective, slo, wanted)
             return
         from tuning_db import open_store
         from tuning_db.query import pick, select
 
         if group and (pareto or sort):
             raise click.UsageError("--group puts the largest group first; give it without --pareto and --sort")
-        wanted = {name: value for name, value in only.items() if value}
         named = columns.split(",") if columns else []
         with open_store(db, readonly=True) as store:
             if group:

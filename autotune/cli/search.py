@@ -60,6 +60,11 @@ Example: autotune search --budget 200 --workload task
     help="Search widths as one knob, a ladder of allocations that `autotune bits` shows, or one for each kind of "
     "weight. [default: ladder]",
 )
+@click.option(
+    "--sampler",
+    type=click.Choice(["gp", "tpe"]),
+    help="What chooses: a Gaussian process over valid configurations, or Optuna's TPE. [default: gp]",
+)
 @click.option("--workload", help="chat, long, shared, task, or a TOML file. [default: task]")
 @click.option(
     "--objective",
@@ -144,7 +149,8 @@ def study_of(plan: Plan) -> Iterator[tuple[Tuner, Setting]]:
                           *hints.presets(setting.space, starts(setting.space))]  # fmt: skip
             study = Study(
                 key, setting.objective, plan.budget, plan.seed, plan.finalists, plan.blocks,
-                slos=tuple(parse(text) for text in plan.slo), seconds=seconds(plan.time), candidates=tuple(candidates),
+                slos=tuple(map(parse, plan.slo)), seconds=seconds(plan.time), candidates=tuple(candidates),
+                sampler=plan.sampler,
             )  # fmt: skip
             yield Tuner(study, replace(bench, space=setting.space), store), setting
 

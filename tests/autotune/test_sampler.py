@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.sampler import Known, Sampler
+from autotune.sampler import MODELLED, Known, Sampler
 from search_spaces import Choice, Config, Knob, Pow2, Rule, Space
 
 
@@ -36,17 +36,22 @@ def run(sampler: Sampler, n: int, failing: set[int] = frozenset()) -> list[Confi
     return asked
 
 
-def test_default_comes_first_and_nothing_twice() -> None:
-    asked = run(Sampler(space(rule=True), 40, seed=1), 40)
+both_methods = pytest.mark.parametrize("method", ["gp", "tpe"])
+
+
+@both_methods
+def test_default_comes_first_and_nothing_twice(method: str) -> None:
+    asked = run(Sampler(space(rule=True), 40, 1, method), 40)
     assert asked[0] == space().default()
     assert len({c.key for c in asked}) == 40
     assert not any(space(rule=True).broken(c) for c in asked)
 
 
-def test_it_finds_the_optimum_of_a_smooth_toy_more_often_than_chance() -> None:
+@both_methods
+def test_it_finds_the_optimum_of_a_smooth_toy_more_often_than_chance(method: str) -> None:
     best = []
     for seed in range(5):
-        sampler = Sampler(space(), 40, seed=seed)
+        sampler = Sampler(space(), 40, seed, method)
         run(sampler, 40)
         known = sampler.best()
         assert known is not None and known.value is not None
@@ -54,8 +59,9 @@ def test_it_finds_the_optimum_of_a_smooth_toy_more_often_than_chance() -> None:
     assert sorted(best)[2] > -0.15  # the optimum is 0; the median of 40 random points of 135 is about -0.2
 
 
-def test_a_value_that_always_fails_is_left_alone() -> None:
-    asked = run(Sampler(space(), 40, seed=3), 40, failing={4})
+@both_methods
+def test_a_value_that_always_fails_is_left_alone(method: str) -> None:
+    asked = run(Sampler(space(), 40, 3, method), 40, failing={4})
     assert sum(c["k0"] == 4 for c in asked) <= 10
 
 
@@ -70,9 +76,18 @@ def test_an_infeasible_point_is_never_the_best() -> None:
     assert best == Known(other, 1.0, 0.0)
 
 
-def test_the_whole_space_measured_ends_the_search() -> None:
+def test_a_search_that_knows_more_than_its_model_learns_still_obeys_and_finds() -> None:
+    wide = space(9, rule=True)
+    asked = run(Sampler(wide, 300, 4), 300)
+    assert len(asked) == len({config.key for config in asked}) == 300 > MODELLED
+    assert not any(wide.broken(config) for config in asked)
+    assert max(map(value, asked)) == pytest.approx(-0.1)  # k0 and k1 may not both be 3
+
+
+@both_methods
+def test_the_whole_space_measured_ends_the_search(method: str) -> None:
     tiny = Space("t", (Knob("a", "cache", Choice((1, 2)), 1, "."), Knob("b", "cache", Choice((1, 2)), 1, ".")))
-    sampler = Sampler(tiny, 100)
+    sampler = Sampler(tiny, 100, method=method)
     seen = []
     while (config := sampler.ask()) is not None:
         seen.append(config)

@@ -29,8 +29,6 @@ from search_spaces.bits import WIDTHS
 SEQUENCES, LENGTH = 16, 512
 """The text of the backward pass: 8,192 tokens of the calibration text."""
 NARROW = tuple(width for width in WIDTHS if width < 16)
-
-
 Costs = dict[int, float]
 """Of one group: Σ over tokens of (g · δy)² by width."""
 Forms = Callable[[str, Tensor], Mapping[int, Tensor]]
@@ -56,24 +54,9 @@ class Sensed:
                     (gradient * F.linear(seen, change)).sum(1).square().sum()
                 )
 
-        if y.requires_grad:
+        if self.changes and y.requires_grad:
             y.register_hook(note)  # type: ignore[no-untyped-call]
         return y
-
-    def dense(self) -> Tensor:
-        return self.weight
-
-
-class Plain:
-    """A weight that is never packed."""
-
-    kernel = "fp32"
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight, self.nbytes = weight, weight.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
 
     def dense(self) -> Tensor:
         return self.weight
@@ -90,7 +73,7 @@ class Sensing(Widths):
         return Sensed(weight, self.forms(key, weight), self.found.setdefault(key, {}))
 
     def wide(self, weight: Tensor) -> Linear:
-        return Plain(weight)
+        return Sensed(weight, {}, {})  # never packed
 
 
 def stored(group: int) -> Forms:

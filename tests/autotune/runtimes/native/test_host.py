@@ -23,7 +23,7 @@ def test_keeping_freed_memory_spares_the_page_faults_of_large_tensors() -> None:
     program = (
         "import sys, torch\nfrom autotune.runtimes.native import host\nhost.apply(sys.argv[1])\ntorch.ones(9 << 20)\n"
         "before = host.allocations()['page_faults']\n"
-        "for _ in range(5):\n    torch.ones(9 << 20).sum()\n"  # 36 MiB: beyond what glibc learns to keep by itself
+        "for _ in range(20):\n    torch.ones(9 << 20).sum()\n"  # 36 MiB: beyond what glibc learns to keep by itself
         "print(int(host.allocations()['page_faults'] - before))"
     )
     faults = {

@@ -151,6 +151,7 @@ def test_no_port_stays_taken(serve, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
+        assert probe.getsockname()[1] == port
 
 
 OWNER = """
