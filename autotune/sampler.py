@@ -18,6 +18,9 @@ from search_spaces import Config, Knob, Space, Value
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
+STARTUP = 6
+"""Configurations known before the model chooses. On three measured tables (80 seeds) 3 to 6 are alike and reach 95 % of
+the optimum in 4 to 16 evaluations less than 10 do."""
 MODELLED = 200
 """Known configurations that the Gaussian process learns from at most, for its cost grows with their cube: of more, the
 best half and the latest half."""
@@ -63,7 +66,7 @@ class Sampler:
         self._narrowed = False
         self.budget = budget
         self.seed = seed
-        self.startup = max(2, min(10, budget // 4))
+        self.startup = max(2, min(STARTUP, budget // 4))
         self.known: dict[str, Known] = {}
         self._pool = Pool(space, seed)
         self._rows: dict[Row, Known] = {}

@@ -28,7 +28,7 @@ from autotune.sampler import Sampler
 from search_spaces import Config
 from search_spaces.presets import starts
 
-STALL = 50
+STALL = 10
 """Free asks in a row (repeated or invalid points) after which a searcher that must be asked is given a random point."""
 PENALTY = 5.0
 """A failure told as a number is this much worse, in nats, than the worst value so far."""
