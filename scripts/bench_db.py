@@ -71,7 +71,8 @@ def trial(key: str, number: int, dice: random.Random) -> Trial:
         status="ok" if at >= 0 or dice.random() < 0.9 else dice.choice(("oom", "crash", "quality")),
         metrics={name: dice.random() for name in METRICS}, seconds={"launch": 2.5, "measure": 10.0},
         effective=config, counters={"tokens": 1000}, block=max(at, 0) // (FINALISTS // 2), seed=number,
-        started_at=1.7e9 + number, ended_at=1.7e9 + dice.random() * 1e7, provenance={"autotune": "0", "pid": 1},
+        started_at=1.7e9 + number * 4, ended_at=1.7e9 + number * 4 + dice.random(),
+        provenance={"autotune": "0", "pid": 1},
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
+import orjson
+
 from tuning_db import rows
 from tuning_db.canonical import DEEPEST, canonical
 from tuning_db.errors import BadValue, Refused
@@ -47,8 +49,8 @@ _FIELDS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     },
 }
 _JSON = ("config", "metrics", "seconds", "effective", "counters", "provenance")
-# What `canonical` would refuse or write otherwise: NUL, half a surrogate pair, a negative zero.
-_SUSPECT = re.compile(r"\\u0000|\\ud[89a-f]|-0(?!\.?\d*[1-9])", re.IGNORECASE)
+_ZERO = re.compile(rb"-0(?!\.?\d*[1-9])")  # which `canonical` writes without its sign
+_SMALL = re.compile(rb"e-(\d)(?=[],}]|$)")  # 1e-7 of orjson is 1e-07 of Python
 _ID = re.compile(r"[0-9a-f]{8,32}")
 
 
@@ -56,8 +58,31 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number that JSON has")
 
 
-_read = json.JSONDecoder(parse_constant=_no_constant).decode
+_decode = json.JSONDecoder(parse_constant=_no_constant).decode
 _write = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def _dumped(value: object) -> bytes:
+    """What `canonical` writes, eight times faster, but for floats from 1e16 on, some below 1e-4, and -0.0."""
+    text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return _SMALL.sub(rb"e-0\1", text) if b"e-" in text else text
+
+
+def _read(line: bytes) -> tuple[Any, bool]:
+    """The value of a line, and whether the line and so each part of it is as `canonical` and `_dumped` write it.
+
+    Raises ValueError, or RecursionError. Written by orjson again, the line differs wherever orjson read less than stood
+    there: integers of more than 64 bits, keys that stand twice.
+    """
+    try:
+        value = orjson.loads(line)
+        again = _dumped(value) + b"\n"
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # Python's own says it better, or knows it
+        again = b""
+    odd = b"\\u0000" in line or b"0.0000" in line or (b"-0" in line and _ZERO.search(line))
+    if again == line and not odd:
+        return value, True
+    return _decode(line.decode("utf-8")), False
 
 
 class Writer:
@@ -120,8 +145,8 @@ class _Reader:
         if len(line) > LONGEST_LINE or not line.endswith(b"\n"):
             raise self.refused("the line is cut short or too long; export again")
         try:
-            text = line.decode("utf-8")
-            ((kind, values),) = _read(text).items()
+            record, is_canonical = _read(line)
+            ((kind, values),) = record.items()
         except RecursionError as error:
             raise self.refused(f"it is nested more than {DEEPEST} deep") from error
         except (ValueError, AttributeError) as error:
@@ -134,7 +159,8 @@ class _Reader:
             self._end(values)
         else:
             self._digest.update(line)
-            return kind, self._record(kind, values, text)
+            nested = line.count(b"{") + line.count(b"[") >= DEEPEST
+            return kind, self._record(kind, values, is_canonical and not nested)
         self._digest.update(line)
         return None
 
@@ -160,28 +186,28 @@ class _Reader:
             raise self.refused("the records before it are not those that were exported; export or copy it again")
         self.ended = True
 
-    def _record(self, kind: str, values: Values, text: str) -> Values:
+    def _record(self, kind: str, values: Values, is_canonical: bool) -> Values:
         fields = _FIELDS.get(kind)
         if fields is None:
             raise self.refused(f"it holds a {kind[:40]!r}, which this tool does not know")
         if values.keys() != fields.keys():
             raise self.refused(f"the fields of a {kind} are {', '.join(fields)}")
-        for field, value in values.items():
-            if type(value) not in fields[field]:
-                raise self.refused(f"{field} is {str(value)[:40]!r}, which is of the wrong type")
+        wrong = [field for field, value in values.items() if type(value) not in fields[field]]
+        if wrong:
+            raise self.refused(f"{wrong[0]} is {str(values[wrong[0]])[:40]!r}, which is of the wrong type")
         here = (KINDS.index(kind), values["id" if kind == "trial" else "key"])
         if here <= self.last:
             raise self.refused(f"{kind} {here[1][:80]} stands twice or out of order")
         self.last = here
         self.counts[kind] += 1
         try:
-            return self._row(kind, values, text)
+            return self._row(kind, values, is_canonical)
         except (ValueError, OverflowError, BadValue, binascii.Error) as error:
             raise self.refused(str(error)) from error
 
-    def _row(self, kind: str, values: Values, text: str) -> Values:
+    def _row(self, kind: str, values: Values, is_canonical: bool) -> Values:
         if kind == "trial":
-            return self._trial(values, text)
+            return self._trial(values, is_canonical)
         if kind == "reference":
             blob = base64.b64decode(values["blob"], validate=True)
             record = Reference(values["key"], values["kind"], values["facts"], blob)
@@ -201,25 +227,23 @@ class _Reader:
             raise self.refused(f"its content has the key {row['key']}, not {values['key'][:80]!r}")
         return row
 
-    def _trial(self, values: Values, text: str) -> Values:
+    def _trial(self, values: Values, is_canonical: bool) -> Values:
         if values["scenario_key"] not in self.questions:
             raise self.refused(f"the scenario {values['scenario_key'][:80]!r} of the trial does not stand before it")
         samples = values.pop("samples")
         count, blob = self._samples(samples) if samples is not None else (None, None)
-        if self._is_simple(values, text):
-            row = {**values, **{name: _write(values[name]) for name in _JSON}}
+        if is_canonical and self._is_simple(values):
+            row = {**values, **{name: _dumped(values[name]).decode() for name in _JSON}}
         else:
             row = rows.trial_row(Trial(**values))
             row |= {name: canonical(row[name]).decode() for name in _JSON}
         return {**row, "samples_count": count, "samples_blob": blob}
 
-    def _is_simple(self, values: Values, text: str) -> bool:
-        """Whether a trial can be stored as it is read; any other goes through the checks of a measured one."""
+    def _is_simple(self, values: Values) -> bool:
+        """Whether a canonical trial can be stored as it is read; others go through the checks of a measured one."""
         kinds = {*map(type, values["metrics"].values()), *map(type, values["seconds"].values())}
         return (
-            not (("\\u" in text or "-0" in text) and _SUSPECT.search(text))
-            and text.count("{") + text.count("[") < DEEPEST
-            and _ID.fullmatch(values["id"]) is not None
+            _ID.fullmatch(values["id"]) is not None
             and max(len(values["config_key"]), len(values["stage"])) <= rows.LONGEST_KEY
             and abs(values["seed"]) < 1 << 63
             and abs(values["block"]) < 1 << 31

@@ -100,7 +100,7 @@ def guesses(name: str) -> list[Field]:
 def unknown(name: str, known: Collection[str]) -> QueryError:
     """The error for a name that no trial has, with the nearest one."""
     short = {field.split(".", 1)[-1]: field for field in known}
-    near = get_close_matches(name, [*known, *short], n=1, cutoff=0.5)
+    near = get_close_matches(name, [*known, *short, *ALIASES], n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "; `autotune query --format json` shows every field"
     return QueryError(f"no trial has a field {name!r}{hint}")
 
