@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 from pathlib import Path
 
 from autotune.plan import Plan
 from autotune.runtimes.base import Runtime
-from autotune.runtimes.server.runtime import Limits, ServerRuntime
+from autotune.runtimes.server import llamacpp
+from autotune.runtimes.server.runtime import Engine, Limits, ServerRuntime
 from autotune.runtimes.server.vllm import VLLM
 from search_spaces import Space, SpaceError, load
 
 
 def server(plan: Plan, folder: Path, longest: int) -> ServerRuntime:
     """The plan's engine on ``folder``; ``longest`` tokens is the longest sequence that it must take."""
-    prefix = shlex.split(plan.engine_command) or [plan.engine]
-    engine = VLLM(prefix, folder, longest)
+    given = shlex.split(plan.engine_command)
+    if plan.engine == "llamacpp":
+        if importlib.util.find_spec("gguf") is None:
+            raise SpaceError("engine llamacpp needs the packages of `pip install 'autotune[llamacpp]'`")
+        prefix = given or list(llamacpp.usual_command())
+        engine: Engine = llamacpp.LlamaCpp(prefix, folder, longest)
+    else:
+        prefix = given or [plan.engine]
+        engine = VLLM(prefix, folder, longest)
     return ServerRuntime(engine, prefix, Limits(launch=plan.launch_seconds), plan.port)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.exporters.base import Export, ExportError
 from autotune.runtimes.native.runtime import serve_command
+from autotune.runtimes.server import llamacpp
 from autotune.runtimes.server.vllm import arguments
 from search_spaces import load
 
@@ -25,6 +26,8 @@ class Shell:
         """See `Exporter`. Raises ExportError for a NUL character, which no command line can hold."""
         if export.engine == "vllm":
             words, environment = _vllm(export)
+        elif export.engine == "llamacpp":
+            words, environment = _llamacpp(export)
         else:
             words = serve_command(export.folder, export.config, export.engine, export.kernels)
             environment = ENVIRONMENT.get(export.engine, {})
@@ -44,6 +47,18 @@ def _vllm(export: Export) -> tuple[list[str], dict[str, str]]:
     if "max_model_len" not in export.config and "max_model_len" in export.effective:
         words += ["--max-model-len", str(export.effective["max_model_len"])]
     return ["vllm", "serve", export.folder, *words], environment
+
+
+def _llamacpp(export: Export) -> tuple[list[str], dict[str, str]]:
+    """llama.cpp's own command on the GGUF file that was measured, with the context that its slots had."""
+    facts = export.effective
+    missing = [name for name in ("file", "ctx_slot", "cores") if name not in facts]
+    if missing:
+        raise ExportError(f"the measured configuration does not say its {missing[0]}; measure it again")
+    longest, cores = int(facts["ctx_slot"]), int(facts["cores"])
+    command = llamacpp.WHEEL if export.engine_build.get("server") == "xllamacpp" else ("llama-server",)
+    words = llamacpp.arguments(export.config, str(facts["file"]), longest, cores)
+    return [*command, *words], dict(llamacpp.ENVIRONMENT)
 
 
 def _lines(words: Sequence[str]) -> list[str]:

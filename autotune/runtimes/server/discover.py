@@ -16,7 +16,7 @@ import platformdirs
 
 from autotune.outcome import EngineError
 from autotune.runtimes.server import failures
-from search_spaces import Knob, Value
+from search_spaces import Knob, Space, Value
 
 SECONDS = 300.0
 LEAST = 5
@@ -45,13 +45,24 @@ class Build:
             return values, ""
         if flag not in self.flags:
             return (knob.default,), f"this build ({self.version}) has no {flag}; it is not passed"
-        if True in values and False in values and not self.has(no(flag)):
+        if all(isinstance(value, bool) for value in values) and len(values) > 1 and not self.has(no(flag)):
             return (knob.default,), f"this build ({self.version}) has no {no(flag)}"
         listed = self.flags[flag]
         if " " in knob.flag or not listed:
             return values, ""
         kept = tuple(v for v in values if isinstance(v, bool) or str(v) in listed)
         return kept, f"this build's {flag} takes {', '.join(listed)}" if len(kept) < len(values) else ""
+
+
+def offered(build: Build, space: Space) -> Space:
+    """``space`` with what ``build`` takes; each knob or value that it lacks is left out with the reason."""
+    for knob in space.knobs:
+        kept, reason = build.choices(knob)
+        if reason and not kept:
+            raise failures.named("unsupported", f"no value of {knob.name} is left: {reason}", "launch")
+        if reason:
+            space = space.limit({knob.name: kept}, reason)
+    return space
 
 
 def no(flag: str) -> str:

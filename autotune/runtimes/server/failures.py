@@ -1,6 +1,7 @@
 """What an engine's last words mean: a class of failure, its status, and what to change next. Reads text, does nothing.
 
-Lines are of vLLM 0.32–0.33, its forks, torch, CUDA and the kernel; a text that none of them knows is a crash.
+Lines are of vLLM 0.32–0.33, its forks, llama.cpp b11549, torch, CUDA and the kernel; a text that none
+of them knows is a crash.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ _FIRST: tuple[tuple[str, str], ...] = (
     ("device_lost", r"fallen off the bus|uncorrectable ECC|device is lost|\bXid\b.*\b(48|63|64|79|94|95)\b"),
     ("device_fault", r"illegal memory access|device-side assert|misaligned address|unspecified launch failure"
                      r"|\bXid\b.*\b31\b|CUDA_ERROR_ILLEGAL|hardware exception"),
-    ("port", r"[Aa]ddress already in use|EADDRINUSE|[Pp]ort \d+ is (already )?in use"),
+    ("port", r"[Aa]ddress already in use|EADDRINUSE|[Pp]ort \d+ is (already )?in use"
+             r"|couldn't bind HTTP server socket"),
     ("busy_device", r"Free memory on device .*is less than desired|[Aa]ll CUDA-capable devices are busy"
                     r"|already in use by another process"),
     ("graph_capture", r"operation not permitted when stream is capturing|cudaErrorStreamCapture"
@@ -75,7 +77,8 @@ _FIRST: tuple[tuple[str, str], ...] = (
                     r"|page size is not divisible|[Aa]ll MoE projections need to have same quantization"
                     r"|compute capability .*not supported|not implemented for architecture"
                     r"|is not supported (for|with|by)"
-                    r"|No common block size for|not supported by the current|sparse not supported|only supported on"),
+                    r"|No common block size for|not supported by the current|sparse not supported|only supported on"
+                    r"|requires flash_attn to be enabled|model does not support different K"),
     ("bad_flag", r"error: unrecognized arguments|error: argument .*: (invalid|expected)|invalid choice"
                  r"|the following arguments are required|error: ambiguous option|error while handling argument"),
     ("oom_kv", r"No available memory for the cache blocks|KV cache is needed, which is larger than"
@@ -86,16 +89,19 @@ _FIRST: tuple[tuple[str, str], ...] = (
 _OOM = (
     r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|torch\.cuda\.OutOfMemory|cudaErrorMemoryAllocation"
     r"|Cannot allocate memory|DefaultCPUAllocator: can't allocate|^MemoryError|std::bad_alloc|failed to allocate"
+    r"|insufficient memory \(attempted to allocate"
 )
 _STEPS: tuple[tuple[str, str], ...] = (
     (r"Application startup complete|HTTP/1\.1\" 200", "oom_request"),
     (r"Graph capturing finished", "oom_request"),
     (r"Capturing CUDA graph|Capturing cudagraphs|Profiling CUDA graph|CUDA ?graph.*captur", "oom_graph"),
     (r"KV cache size: |Available KV cache memory|Overriding num_gpu_blocks", "oom_kv"),
-    (r"Model loading took|Loading weights took", "oom_profile"),
+    (r"Model loading took|Loading weights took|llama_kv_cache: size =", "oom_profile"),
+    (r"load_tensors: .* model buffer size =", "oom_kv"),
 )
 """The furthest step that a log shows, last first; what ran out of memory came after it."""
 _REMARK = re.compile(r"\b(DEBUG|INFO|WARNING) \d\d-\d\d |^(INFO|WARNING|DEBUG):|\w*Warning: ")
+_ERROR = re.compile(r"^\s*[\d.]{9,} E +(.*)$", re.MULTILINE)  # of llama.cpp: what follows the first is its echo
 _HINTS = (r"estimated maximum model length is ([\d,]+)",)
 
 
@@ -180,7 +186,7 @@ def _line(pattern: str, text: str) -> str:
 def _clean(line: str) -> str:
     """A log line without the process and time stamp in front of it."""
     line = re.sub(r"\x1b\[[0-9;]*m", "", line).strip()
-    line = re.sub(r"^\([\w .]+pid=\d+\)\s*", "", line)
+    line = re.sub(r"^\([\w .]+pid=\d+\)\s*|^[\d.]{9,} E +", "", line)
     return re.sub(r"^(ERROR|WARNING|INFO|CRITICAL)\s+[\d-]+\s+[\d:,.]+\s*(\[[^\]]*\]\s*)?", "", line).strip()
 
 
@@ -198,7 +204,10 @@ def _step(text: str) -> str:
 
 
 def _last_error(text: str) -> str:
-    """The last line that looks like an exception's."""
+    """llama.cpp's first line of an error, else the last line that looks like an exception's."""
+    first = _ERROR.search(text)
+    if first:
+        return first.group(1)[:REASON]
     found = re.findall(r"^.*?\b(?:\w+\.)*\w*(?:Error|Exception|Abort|assert\w*)\b: .+$", text, re.MULTILINE)
     roots = [line for line in found if "See root cause above" not in line and "Engine core init" not in line]
     return _clean(roots[-1])[:REASON] if roots else ""

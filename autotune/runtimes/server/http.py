@@ -41,7 +41,8 @@ class Dialect:
 
     ``body``: extra fields of each request; ``counters``: {our name: its Prometheus metric}; ``gauges``: those of them
     that are not counted from zero; ``reset``: the path that empties its prefix cache; ``score_top``: the field that
-    asks for log-probabilities of the prompt.
+    asks for log-probabilities of the prompt. ``complete``: the path that generates, and ``event`` says one event of its
+    stream in the words of OpenAI's.
     """
 
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -49,6 +50,8 @@ class Dialect:
     gauges: frozenset[str] = frozenset()
     reset: str = ""
     score_top: str = "prompt_logprobs"
+    complete: str = "/v1/completions"
+    event: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda event: event
 
 
 class HttpEndpoint:
@@ -79,14 +82,14 @@ class HttpEndpoint:
                 "seed": g.seed, "ignore_eos": g.ignore_eos, "stream": True, "stream_options": {"include_usage": True},
                 **self._dialect.body}  # fmt: skip
         waits = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        counted = _Count(len(g.prompt))
+        counted = _Count(len(g.prompt), self._dialect.event)
         # One that begins alone hears nothing of others; with others under way it must not excuse their silence.
         self._heard = self._heard if self._active else time.monotonic()
         self._active += 1
         try:
             async with (
                 aiohttp.ClientSession(timeout=waits) as session,
-                await self._patient(session.post(f"{self.base}/v1/completions", json=body)) as answer,
+                await self._patient(session.post(f"{self.base}{self._dialect.complete}", json=body)) as answer,
             ):
                 if answer.status != 200:
                     raise RequestError(f"HTTP {answer.status}: {_message(await answer.text())}")
@@ -245,8 +248,8 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class _Count:
     """What one stream has given so far, and what the server says it gave."""
 
-    def __init__(self, prompt: int) -> None:
-        self._prompt, self._tokens = prompt, 0
+    def __init__(self, prompt: int, said: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        self._prompt, self._said, self._tokens = prompt, said, 0
         self._usage: Mapping[str, Any] | None = None
         self._finish = ""
 
@@ -255,7 +258,7 @@ class _Count:
         if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
             return None
         try:
-            event = json.loads(line[5:])
+            event = self._said(json.loads(line[5:]))
         except ValueError:
             raise RequestError(f"the server sent no JSON: {line[:80]!r}") from None
         if "error" in event:

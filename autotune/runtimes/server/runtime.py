@@ -38,6 +38,9 @@ class Engine(Protocol):
     name: str
     dialect: Dialect
 
+    @property
+    def endpoint(self) -> type[HttpEndpoint]: ...
+
     def version(self) -> Mapping[str, str]: ...
 
     def capabilities(self) -> Mapping[str, Any]: ...
@@ -115,7 +118,8 @@ class ServerRuntime:
         try:
             local = Path(self.prefix[0]).name not in REMOTE
             ready.wait(kept, port, model, self.limits.launch, local)
-            endpoint = HttpEndpoint(kept, f"http://{ready.HOST}:{port}", model, self.engine.dialect, self.limits.stall)
+            address = f"http://{ready.HOST}:{port}"
+            endpoint = self.engine.endpoint(kept, address, model, self.engine.dialect, self.limits.stall)
             endpoint.settle(self.engine.effective(endpoint, kept.text()))
         except BaseException:
             self._held += kept.stop()

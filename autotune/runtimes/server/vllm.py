@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from autotune.runtimes.server import discover, failures
+from autotune.runtimes.server import discover
 from autotune.runtimes.server.http import Dialect, HttpEndpoint
 from autotune.runtimes.server.ready import HOST
 from autotune.runtimes.server.runtime import Command
@@ -91,6 +91,7 @@ class VLLM:
 
     name = "vllm"
     dialect = DIALECT
+    endpoint = HttpEndpoint
 
     def __init__(self, prefix: Sequence[str], folder: Path, longest: int) -> None:
         self.prefix, self.folder, self.longest = tuple(prefix), folder, longest
@@ -114,14 +115,7 @@ class VLLM:
         }
 
     def offered(self, space: Space) -> Space:
-        """``space`` with what this build takes; each knob or value that it lacks is left out with the reason."""
-        for knob in space.knobs:
-            kept, reason = self.build.choices(knob)
-            if reason and not kept:
-                raise failures.named("unsupported", f"no value of {knob.name} is left: {reason}", "launch")
-            if reason:
-                space = space.limit({knob.name: kept}, reason)
-        return space
+        return discover.offered(self.build, space)
 
     def command(self, config: Config, port: int, model: str) -> Command:
         from search_spaces import load

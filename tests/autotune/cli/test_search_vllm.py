@@ -5,22 +5,19 @@ Needs ``TEST_VLLM_COMMAND`` (`scripts/vllm_cpu.sh` makes one); a launch takes ha
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
+from contracts.effects import effect
 
-from autotune.judge import BOUND
 from autotune.setting import reference_model
 from tuning_db import Trial, open_store
 
@@ -119,29 +116,6 @@ def test_two_knobs_change_the_speed_beyond_noise(searched) -> None:
     trials = search_trials(searched[0])
     found = {knob: effect(trials, knob) for knob in ("max_num_seqs", "prefix_caching", "block_size")}
     assert sum(ratio > NOISE for ratio in found.values()) >= 2, found
-
-
-def effect(trials: list[Trial], knob: str) -> float:
-    """Geometric mean of the speed ratio over pairs that differ in ``knob`` alone, above 1 in either direction.
-
-    A trial that was given up counts at the speed that it could have had at best, and never against another such.
-    """
-
-    def rest(config: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in config.items() if name != knob}
-
-    logs = [
-        speed(a) - speed(b)
-        for a, b in itertools.permutations(trials, 2)
-        if rest(a.config) == rest(b.config) and str(a.config[knob]) < str(b.config[knob])
-        if "ok" in (a.status, b.status)
-    ]
-    return math.exp(abs(math.fsum(logs) / len(logs))) if logs else 1.0
-
-
-def speed(trial: Trial) -> float:
-    """Natural logarithm of output tokens a second, of a pruned trial the most that it could still have reached."""
-    return float(trial.counters[BOUND]) if trial.status == "pruned" else math.log(trial.metrics["output_tok_s"])
 
 
 def test_no_process_is_left(searched, model: Path) -> None:

@@ -16,6 +16,9 @@ CAPTURING = SIZED + "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  1
 READY = SIZED + "INFO:     Application startup complete.\n"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
 
+LLAMA = "0.00.014.605 I load_tensors:   CPU_Mapped model buffer size =    11.38 MiB\n"
+LLAMA_CACHE = LLAMA + "0.00.015.961 I llama_kv_cache: size =    0.53 MiB ( 2048 cells, 1 layers, 2/2 seqs), K (f16)\n"
+
 RECORDED = [
     ("unsupported", "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=512, "
      "kv_cache_dtype=auto, use_mla=True, use_sparse=True). Reasons: {FLASH_ATTN_MLA: [sparse not supported]}"),
@@ -38,6 +41,15 @@ RECORDED = [
     ("unsupported", "RuntimeError: Worker failed: 'No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).'"),
     ("unsupported", "llama_model_load: error loading model: unknown model architecture: 'glm5next'"),
     ("unsupported", "error: LLAMA_SPLIT_MODE_TENSOR not implemented for architecture 'glm5-next'"),
+    ("unsupported", "0.00.007.337 E llama_init_from_model: quantized V cache requires flash_attn to be enabled"),
+    ("unsupported", "0.00.009.335 E llama_init_from_model: model does not support different K (f32) and V (f16) cache "
+     "types\n0.00.009.350 E cmn  common_init_: failed to create context with model 'm.gguf'"),
+    ("port", "0.00.004.358 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18555"),
+    ("oom_load", "0.00.027.037 E ggml_aligned_malloc: insufficient memory (attempted to allocate 1579.28 MB)"),
+    ("oom_kv", LLAMA + "0.00.007.580 E llama_init_from_model: failed to initialize the context: std::bad_alloc"),
+    ("oom_profile", LLAMA_CACHE + "0.00.02.037 E ggml_aligned_malloc: insufficient memory (attempted to allocate"),
+    ("crash", "0.00.004.594 E llama_model_load: error loading model: tensor 'blk.1.attn_v.weight' data is not within "
+     "the file bounds, model is corrupted or incomplete\n0.00.004.614 E llama_model_load_from_file_impl: failed"),
     ("bad_flag", "usage: vllm serve [model_tag] [options]\nvllm serve: error: argument --block-size: expected one"),
     ("bad_flag", "vllm: error: unrecognized arguments: --page-size 16"),
     ("bad_flag", "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'fp4' (choose from auto, fp8)"),
