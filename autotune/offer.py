@@ -14,7 +14,7 @@ from autotune import infeasible, kernel_search
 from autotune.catalogue import GIB, Machine, named
 from autotune.hardware import probe
 from autotune.hints import fitted
-from autotune.memory.forecast import Forecast, forecast, machine_of
+from autotune.memory.forecast import ENGINES, Forecast, forecast, machine_of
 from autotune.model import Model, described
 from autotune.plan import Plan
 from autotune.runtimes.native import NativeRuntime
@@ -76,7 +76,7 @@ def offer(plan: Plan, hardware: str = "") -> Offer:
     else:
         probed = NativeRuntime(path).capabilities() if plan.engine == "native" and machine is None else {}
         machine = machine or _this()
-        memory = forecast(plan.engine, model, machine) if machine is not None else None
+        memory = forecast(plan.engine, model, machine) if machine is not None and plan.engine in ENGINES else None
         space, learned = _there(plan, model, machine, memory, probed), ()
     fits = tuple(_fits(space, memory)) if memory is not None else ()
     recipes = tuple(p for p in starts(space) if fitted(space, p.values) not in (None, space.default()))

@@ -50,9 +50,11 @@ Example: autotune search --budget 200 --workload task
     "kernels for each operator. [default: 200, kernels 24]",
 )
 @click.option("--model", help="Checkpoint folder. [default: the reference model in the package]")
-@click.option("--engine", help="Engine to tune: native or vllm. [default: native]")
+@click.option("--engine", help="Engine to tune: native, vllm or llamacpp. [default: native]")
 @click.option(
-    "--engine-command", metavar="COMMAND", help="How to run a server, as in 'docker run …' or a path. [default: vllm]"
+    "--engine-command",
+    metavar="COMMAND",
+    help="How to run a server, as in 'docker run …' or a path. [default: its usual name]",
 )
 @click.option(
     "--bits",
