@@ -88,8 +88,14 @@ def engines(folder: Path, longest: int) -> dict[str, tuple[Runtime, Config]]:
     return {
         "native, fp32, as by default": (native, space.complete({"kv_tokens": 1024})),
         "native, fp32, fused": (native, space.complete({"kv_tokens": 1024, "graphs": "fused"})),
-        "native, 8 bits, fused": (native, space.complete({"kv_tokens": 1024, "graphs": "fused", **eight})),
-        "native, 4 bits, fused": (native, space.complete({"kv_tokens": 1024, "graphs": "fused", **four})),
+        "native, 8 bits, fused": (
+            native,
+            space.complete({"kv_tokens": 1024, "graphs": "fused", "compute": "bf16", **eight}),
+        ),
+        "native, 4 bits, fused": (
+            native,
+            space.complete({"kv_tokens": 1024, "graphs": "fused", "compute": "bf16", **four}),
+        ),
         **{
             f"llama.cpp, {kind}": (llama, files.complete({**{f"type_{g}": kind for g in GROUPS}, **shared}))
             for kind in ("f32", "f16", "q8_0", "q4_0")
