@@ -10,6 +10,7 @@ from autotune.plan import Plan
 from autotune.runtimes.base import Runtime
 from autotune.runtimes.server import llamacpp
 from autotune.runtimes.server.runtime import Engine, Limits, ServerRuntime
+from autotune.runtimes.server.sglang import Sglang
 from autotune.runtimes.server.vllm import VLLM
 from search_spaces import Space, SpaceError, load
 
@@ -24,7 +25,7 @@ def server(plan: Plan, folder: Path, longest: int) -> ServerRuntime:
         engine: Engine = llamacpp.LlamaCpp(prefix, folder, longest)
     else:
         prefix = given or [plan.engine]
-        engine = VLLM(prefix, folder, longest)
+        engine = (Sglang if plan.engine == "sglang" else VLLM)(prefix, folder, longest)
     return ServerRuntime(engine, prefix, Limits(launch=plan.launch_seconds), plan.port)
 
 

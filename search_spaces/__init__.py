@@ -16,10 +16,10 @@ def load(engine: str, platform: str = "") -> Space:
 
     ``platform`` picks among the builds of one engine: ``cpu``, else that for GPUs.
     """
-    from search_spaces import llamacpp, native, vllm, vllm_cpu
+    from search_spaces import llamacpp, native, sglang, vllm, vllm_cpu
 
     served = vllm_cpu.SPACE if platform == "cpu" else vllm.SPACE
-    spaces = {"native": native.SPACE, "vllm": served, "llamacpp": llamacpp.SPACE}
+    spaces = {"native": native.SPACE, "vllm": served, "sglang": sglang.SPACE, "llamacpp": llamacpp.SPACE}
     if engine not in spaces:
         raise SpaceError(f"unknown engine {engine!r}; engines: {', '.join(spaces)}")
     return spaces[engine]

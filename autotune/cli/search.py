@@ -50,7 +50,7 @@ Example: autotune search --budget 200 --workload task
     "kernels for each operator. [default: 200, kernels 24]",
 )
 @click.option("--model", help="Checkpoint folder. [default: the reference model in the package]")
-@click.option("--engine", help="Engine to tune: native, vllm or llamacpp. [default: native]")
+@click.option("--engine", help="Engine to tune: native, vllm, sglang or llamacpp. [default: native]")
 @click.option(
     "--engine-command",
     metavar="COMMAND",

@@ -29,7 +29,7 @@ Example: autotune space --engine vllm --hardware 4xA100-80GB --model glm-5.3-fla
     "--model",
     help="Checkpoint folder, a config.json alone, or glm-5.3-flash. [default: the reference model in the package]",
 )
-@click.option("--engine", help="Engine: native, vllm or llamacpp. [default: native]")
+@click.option("--engine", help="Engine: native, vllm, sglang or llamacpp. [default: native]")
 @click.option("--hardware", default="", metavar="NAME", help="COUNTxDEVICE to narrow for. [default: this machine]")
 @click.option("--workload", help="chat, long, shared, task, or a TOML file. [default: task]")
 @click.option("--plan", "file", type=click.Path(path_type=Path), help="TOML file with [knobs] limits.")

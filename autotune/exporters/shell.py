@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.exporters.base import Export, ExportError
 from autotune.runtimes.native.runtime import serve_command
-from autotune.runtimes.server import llamacpp
+from autotune.runtimes.server import llamacpp, sglang
 from autotune.runtimes.server.vllm import arguments
 from search_spaces import load
 
@@ -26,6 +26,8 @@ class Shell:
         """See `Exporter`. Raises ExportError for a NUL character, which no command line can hold."""
         if export.engine == "vllm":
             words, environment = _vllm(export)
+        elif export.engine == "sglang":
+            words, environment = _sglang(export), {}
         elif export.engine == "llamacpp":
             words, environment = _llamacpp(export)
         else:
@@ -47,6 +49,14 @@ def _vllm(export: Export) -> tuple[list[str], dict[str, str]]:
     if "max_model_len" not in export.config and "max_model_len" in export.effective:
         words += ["--max-model-len", str(export.effective["max_model_len"])]
     return ["vllm", "serve", export.folder, *words], environment
+
+
+def _sglang(export: Export) -> list[str]:
+    """SGLang's own command, with the longest sequence that it was measured with."""
+    longest = export.effective.get("context_length") or export.workload.get("longest")
+    if longest is None:
+        raise ExportError("the measured configuration does not say its context_length; measure it again")
+    return ["sglang", "serve", "--model-path", export.folder, *sglang.arguments(export.config, int(longest))]
 
 
 def _llamacpp(export: Export) -> tuple[list[str], dict[str, str]]:

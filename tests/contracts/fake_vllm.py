@@ -250,7 +250,7 @@ async def route(state: State, path: str, body: dict[str, Any], writer: asyncio.S
         send(writer, 503 if state.reached("core") else 200, "")
     elif path == "/v1/models":
         send(writer, 200, json.dumps({"data": [{"id": state.name}]}))
-    elif path == "/server_info":
+    elif path == "/server_info" and "no_info" not in state.faults:
         send(writer, 200, json.dumps({"vllm_config": state.config(), "vllm_env": {}}))
     elif path == "/metrics":
         labels = f'{{engine="0",model_name="{state.name}"}}'

@@ -35,14 +35,24 @@ SCORED = 250_000
 LEAST_TOP = 20
 
 
+Fields = Mapping[str, Any]
+
+
+def openai_request(g: Generation, model: str) -> Fields:
+    """The body of a request for tokens in OpenAI's words."""
+    return {"model": model, "prompt": list(g.prompt), "max_tokens": g.max_tokens, "temperature": g.temperature,
+            "seed": g.seed, "ignore_eos": g.ignore_eos, "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """What differs from one kind of server to the next.
 
     ``body``: extra fields of each request; ``counters``: {our name: its Prometheus metric}; ``gauges``: those of them
     that are not counted from zero; ``reset``: the path that empties its prefix cache; ``score_top``: the field that
-    asks for log-probabilities of the prompt. ``complete``: the path that generates, and ``event`` says one event of its
-    stream in the words of OpenAI's.
+    asks for log-probabilities of the prompt. ``complete``: the path that generates, ``request`` makes its body, and
+    ``event`` says one event of its stream, after some tokens have come, in the words of OpenAI's.
     """
 
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +61,8 @@ class Dialect:
     reset: str = ""
     score_top: str = "prompt_logprobs"
     complete: str = "/v1/completions"
-    event: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda event: event
+    request: Callable[[Generation, str], Fields] = openai_request
+    event: Callable[[Fields, int], Fields] = lambda event, tokens: event
 
 
 class HttpEndpoint:
@@ -77,12 +88,9 @@ class HttpEndpoint:
         """
         import aiohttp
 
-        g = generation
-        body = {"model": self.model, "prompt": list(g.prompt), "max_tokens": g.max_tokens, "temperature": g.temperature,
-                "seed": g.seed, "ignore_eos": g.ignore_eos, "stream": True, "stream_options": {"include_usage": True},
-                **self._dialect.body}  # fmt: skip
+        body = {**self._dialect.request(generation, self.model), **self._dialect.body}
         waits = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        counted = _Count(len(g.prompt), self._dialect.event)
+        counted = _Count(len(generation.prompt), self._dialect.event)
         # One that begins alone hears nothing of others; with others under way it must not excuse their silence.
         self._heard = self._heard if self._active else time.monotonic()
         self._active += 1
@@ -208,6 +216,17 @@ class HttpEndpoint:
         """The body of a GET. A server that does not answer it has ended: EngineError."""
         return self._guarded(lambda: self._ask(path))
 
+    def told(self, *paths: str) -> Any:
+        """The JSON of the first path that this server answers with one; None when it has none of them."""
+        for path in paths:
+            try:
+                return json.loads(self._ask(path))
+            except (RequestError, ValueError):
+                continue
+            except OSError:
+                raise self._gone() from None
+        return None
+
     def _call(self, path: str, body: Any) -> Any:
         text = self._guarded(lambda: self._ask(path, json.dumps(body).encode()))
         return json.loads(text) if text.strip() else None
@@ -248,7 +267,7 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class _Count:
     """What one stream has given so far, and what the server says it gave."""
 
-    def __init__(self, prompt: int, said: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+    def __init__(self, prompt: int, said: Callable[[Fields, int], Fields]) -> None:
         self._prompt, self._said, self._tokens = prompt, said, 0
         self._usage: Mapping[str, Any] | None = None
         self._finish = ""
@@ -258,7 +277,7 @@ class _Count:
         if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
             return None
         try:
-            event = self._said(json.loads(line[5:]))
+            event = self._said(json.loads(line[5:]), self._tokens)
         except ValueError:
             raise RequestError(f"the server sent no JSON: {line[:80]!r}") from None
         if "error" in event:

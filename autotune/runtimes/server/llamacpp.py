@@ -58,7 +58,7 @@ LOGGED: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 """What its log says of a launch, with how each is read."""
 
 
-def said(event: Mapping[str, Any]) -> Mapping[str, Any]:
+def said(event: Mapping[str, Any], _: int) -> Mapping[str, Any]:
     """One event of `/completion` in the words of OpenAI's stream."""
     if "tokens" not in event:
         return event

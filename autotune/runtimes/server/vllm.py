@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -135,9 +137,12 @@ class VLLM:
         return not flag.startswith("--") or flag == "--model" or self.build.has(flag)
 
     def effective(self, endpoint: HttpEndpoint, log: str) -> Mapping[str, Any]:
-        """Every knob that the server reports, under our name, and facts of memory, backend and graphs."""
-        info = json.loads(endpoint.ask("/server_info?config_format=json"))
-        return read_back(info.get("vllm_config", {}), log)
+        """Every knob that the server reports, under our name, and facts of memory, backend and graphs.
+
+        A build without `/server_info` says them in its log: what it was given, and what it made of it.
+        """
+        info = endpoint.told("/server_info?config_format=json")
+        return read_back(info.get("vllm_config", {}) if info else logged_config(log), log)
 
 
 def arguments(values: Mapping[str, Value], knobs: Mapping[str, Knob]) -> tuple[list[str], dict[str, str]]:
@@ -210,6 +215,39 @@ SPECIAL: Mapping[str, Special] = {
     "nccl_ring": lambda value: ([], {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"} if value else {}),
     "marlin_input": lambda value: ([], {} if value == "none" else {"VLLM_MARLIN_INPUT_DTYPE": str(value)}),
 }
+
+
+LISTED: Mapping[str, str] = {
+    "dtype": "model_config.dtype",
+    "max_seq_len": "model_config.max_model_len",
+    "enforce_eager": "model_config.enforce_eager",
+    "tensor_parallel_size": "parallel_config.tensor_parallel_size",
+    "pipeline_parallel_size": "parallel_config.pipeline_parallel_size",
+    "data_parallel_size": "parallel_config.data_parallel_size",
+    "kv_cache_dtype": "cache_config.cache_dtype",
+    "enable_prefix_caching": "cache_config.enable_prefix_caching",
+    "enable_chunked_prefill": "scheduler_config.enable_chunked_prefill",
+}
+"""Settings of the line with which the engine starts, and where `/server_info` would have them."""
+
+
+def logged_config(log: str) -> dict[str, Any]:
+    """As much of a ``vllm_config`` as the engine's first line and its list of arguments hold."""
+    found: dict[str, Any] = {}
+    given = re.search(r"non-default args: (\{.*\})", log)
+    begun = re.search(r"Initializing a V1 LLM engine .*? with config: (.*)", log)
+    values: dict[str, Any] = {}
+    with contextlib.suppress(ValueError, SyntaxError):  # an option may be an object, which is no literal
+        values = ast.literal_eval(given.group(1)) if given else {}
+    options = {path.rpartition(".")[2]: path for path in READ.values()}
+    named = {path: values[name] for name, path in options.items() if name in values}
+    for name, text in re.findall(r"(\w+)=([^,\s]+)", begun.group(1)) if begun else []:
+        if name in LISTED:
+            named[LISTED[name]] = {"True": True, "False": False}.get(text, int(text) if text.isdigit() else text)
+    for path, value in named.items():
+        part, _, key = path.partition(".")
+        found.setdefault(part, {})[key] = value
+    return found
 
 
 def read_back(config: Mapping[str, Any], log: str) -> dict[str, Any]:
