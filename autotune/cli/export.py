@@ -31,7 +31,9 @@ Example: autotune export -o best.json
 
 @click.command(epilog=EXPORT_EPILOG)
 @click.option("-o", "--output", "file", default="-", show_default=True, help="File to write; - is standard output.")
-@click.option("--to", type=click.Choice(["json", "shell"]), default="json", show_default=True, help="What to write.")
+@click.option(
+    "--to", type=click.Choice(["json", "shell", "vllm-yaml"]), default="json", show_default=True, help="What to write."
+)
 @click.option("--hardware", help="Only this hardware: key prefix or part of its label. [default: this machine]")
 @click.option("--model", envvar="AUTOTUNE_MODEL", help="Checkpoint folder. [default: the reference model]")
 @click.option("--workload", envvar="AUTOTUNE_WORKLOAD", help="Only this workload: name or TOML file.")

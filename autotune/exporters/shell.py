@@ -25,7 +25,7 @@ class Shell:
     def render(self, export: Export) -> dict[str, str]:
         """See `Exporter`. Raises ExportError for a NUL character, which no command line can hold."""
         if export.engine == "vllm":
-            words, environment = _vllm(export)
+            words, environment = vllm_command(export)
         elif export.engine == "sglang":
             words, environment = _sglang(export), {}
         elif export.engine == "llamacpp":
@@ -36,12 +36,12 @@ class Shell:
         if any("\0" in word for word in words):
             raise ExportError("a shell script cannot hold the NUL character in this export; use --to json")
         command = " \\\n  ".join([f"exec {words[0]} {words[1]}", *_lines(words[2:])])
-        lines = ["#!/bin/sh", *(f"# {line}" for line in _evidence(export)), "set -eu"]
+        lines = ["#!/bin/sh", *(f"# {line}" for line in comments(export)), "set -eu"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         return {"serve.sh": "\n".join(lines) + "\n" + command + ' "$@"\n'}
 
 
-def _vllm(export: Export) -> tuple[list[str], dict[str, str]]:
+def vllm_command(export: Export) -> tuple[list[str], dict[str, str]]:
     """vLLM's own command, with the longest sequence that it was measured with."""
     platform = "cpu" if "cpu" in str(export.engine_build.get("vllm", "")) else "gpu"
     knobs = {knob.name: knob for knob in load("vllm", platform).knobs}
@@ -80,7 +80,8 @@ def _lines(words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _evidence(export: Export) -> list[str]:
+def comments(export: Export) -> list[str]:
+    """Where it comes from and what was measured, in lines of printable ASCII."""
     evidence = export.evidence
     ratio = evidence.ratio
     lines = [

@@ -76,5 +76,5 @@ def test_a_kept_default_is_said() -> None:
 def test_nul_and_unknown_exporters_are_refused() -> None:
     with pytest.raises(ExportError, match="--to json"):
         exporter("shell").render(an_export(folder="a\0b"))
-    with pytest.raises(ExportError, match="json, shell"):
+    with pytest.raises(ExportError, match="json, shell, vllm-yaml"):
         exporter("helm")
