@@ -19,7 +19,7 @@ class Launches:
     def __init__(self, runtime: Runtime, space: Space) -> None:
         self._runtime, self._space = runtime, space
         self._stack = ExitStack()
-        self._running: tuple[Mapping[str, Value], Endpoint] | None = None
+        self._running: tuple[Mapping[str, Value], Config, Endpoint] | None = None
 
     @contextmanager
     def running(self, config: Config, log: Path, fresh: bool) -> Iterator[tuple[Endpoint, bool]]:
@@ -41,13 +41,16 @@ class Launches:
         if fresh:
             self.close()
         else:
-            self._running = fixed, endpoint
+            self._running = fixed, config, endpoint
 
     def _adopted(self, fixed: Mapping[str, Value], config: Config) -> Endpoint | None:
         if self._running is None or self._running[0] != fixed:
             return None
-        endpoint = self._running[1]
+        _, before, endpoint = self._running
         try:
+            if config == before:
+                endpoint.reset()
+                return endpoint
             return endpoint if endpoint.adopt(config) else None
         except BaseException:
             self.close()  # an engine that failed to change is none to go on with

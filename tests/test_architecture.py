@@ -27,7 +27,7 @@ LAYERS = (
     ("quality", "loadgen", "telemetry", "infeasible", "launches"),
     ("memory",),
     ("runtimes",),
-    ("objective", "pruning"),
+    ("objective", "pruning", "capacity"),
     ("outcome", "slo", "stopping"),
     ("hardware", "model", "workload", "metrics", "corpus", "stats", "catalogue"),
 )

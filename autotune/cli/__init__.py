@@ -16,6 +16,7 @@ COMMANDS = {
     "db": "autotune.cli.db",
     "export": "autotune.cli.export",
     "serve": "autotune.cli.export",
+    "capacity": "autotune.cli.capacity",
     "bits": "autotune.cli.bits",
     "space": "autotune.cli.space",
     "probe": "autotune.cli.space",
