@@ -60,7 +60,7 @@ def capacity(
         given = read(file) if file is not None else None
         if given is not None:
             flags["engine"], flags["model"] = flags["engine"] or given.engine, flags["model"] or given.folder
-        flags["workload"] = flags["workload"] or "chat"
+        flags["workload"] = flags["workload"] or os.environ.get("AUTOTUNE_WORKLOAD") or "chat"
         slos, plan = [parse(text) for text in slo], resolve(flags, os.environ)
         with measuring(plan) as store:
             setting = prepare(plan)
