@@ -24,6 +24,8 @@ from search_spaces import Config, Space
 
 FAILED_LIMIT = 0.05
 """Share of failed requests above which a trial's figures mean nothing (they bend throughput and latency alike)."""
+ACCEPTED_LEAST = 0.3
+"""Share of drafted tokens below which a draft layer is taken for one that was never loaded (that gave about 0.22)."""
 CLIENT_LIMIT = 0.8
 """Share of one core that generating the load may take; above it the figures are the client's, not the engine's."""
 KEPT = "on the launch before, which differs in live knobs alone"
@@ -136,6 +138,10 @@ class Bench:
         failed = metrics.get("failed_fraction", 0.0)
         if failed > FAILED_LIMIT:
             return replace(outcome, status=Status.FAILED_REQUESTS, reason=_failures(run.timelines, failed))
+        accepted = metrics.get("acceptance_rate", 1.0)
+        if accepted < ACCEPTED_LEAST:
+            reason = f"only {accepted:.0%} of the drafted tokens were accepted, as if the draft layer were not loaded"
+            return replace(outcome, status=Status.QUALITY, reason=reason)
         if self.quality is None:
             return outcome
         return self._judge(outcome, endpoint, config, clock)

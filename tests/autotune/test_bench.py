@@ -9,7 +9,7 @@ import pytest
 
 from autotune.bench import CLIENT_LIMIT, Bench, _client_bound
 from autotune.outcome import Status
-from autotune.runtimes.fake import FACTS, FakeRuntime
+from autotune.runtimes.fake import FACTS, FakeEndpoint, FakeRuntime
 from autotune.telemetry import Watch
 from autotune.workload import load_workload
 from search_spaces import load
@@ -56,3 +56,14 @@ def test_cost_counts_the_devices_of_the_layout(tmp_path: Path) -> None:
     one, two = (made.measure(space.complete({"tp": n}), 0).metrics for n in (1, 2))
     assert two["device_s_per_ktok"] == pytest.approx(2 * one["device_s_per_ktok"])
     assert one["device_s_per_ktok"] == pytest.approx(1000 / one["output_tok_s"])
+
+
+@pytest.mark.parametrize(("accepted", "status"), [(22, Status.QUALITY), (58, Status.OK)])
+def test_drafts_that_are_hardly_ever_accepted_are_no_speed(
+    accepted: int, status: Status, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = FakeEndpoint.counters
+    drafts = {"drafted": 100.0, "accepted": float(accepted)}
+    monkeypatch.setattr(FakeEndpoint, "counters", lambda self: {**counted(self), **drafts})
+    outcome = bench(tmp_path).measure(SPACE.default(), 0)
+    assert outcome.status is status and ("draft layer" in outcome.reason) == (status is Status.QUALITY)
