@@ -63,7 +63,7 @@ def capacity(
         flags["workload"] = flags["workload"] or os.environ.get("AUTOTUNE_WORKLOAD") or "chat"
         slos, plan = [parse(text) for text in slo], resolve(flags, os.environ)
         with measuring(plan) as store:
-            setting = prepare(plan)
+            setting = prepare(plan, given.kernels if given is not None else None)
             config = setting.whole.complete(dict(given.config)) if given is not None else setting.space.default()
             with closing(Launches(setting.runtime, setting.whole)) as launches:
                 bench = make_bench(setting, store, log_folder(setting.scenario.key), launches)

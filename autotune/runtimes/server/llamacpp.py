@@ -6,6 +6,7 @@ Facts are of b11549.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 import tempfile
@@ -35,6 +36,8 @@ WIDE = "f16"
 """The type of the layers that stay wide."""
 LAYOUT = 1
 """Counts changes of what `gguf_file` writes for the same types."""
+KEPT = 32
+"""GGUF files that are kept; each has the size of the model at its widths."""
 VERBOSE = 4
 """The level of its log that says what it runs."""
 MOST_TOP = 4096
@@ -102,7 +105,7 @@ class LlamaEndpoint(HttpEndpoint):
 class LlamaCpp:
     """``folder`` is a `glm5_next` checkpoint; ``longest`` tokens is the longest sequence that a slot must take.
 
-    ``files`` keeps a GGUF file for each allocation of types that was asked for.
+    ``files`` keeps a GGUF file for each of the last KEPT allocations of types that were asked for.
     """
 
     name = "llamacpp"
@@ -170,12 +173,16 @@ class LlamaCpp:
             wide = 0 <= layer < first or layer >= last
             return WIDE if wide and config[f"type_{group}"] != "f32" else str(config[f"type_{group}"])
 
-        if not file.exists():
-            self.files.mkdir(parents=True, exist_ok=True)
-            try:
-                gguf_file.write(self.folder, file, pick)
-            except ValueError as error:
-                raise failures.named("unsupported", str(error), "launch") from None
+        if file.exists():
+            os.utime(file)
+            return file
+        self.files.mkdir(parents=True, exist_ok=True)
+        try:
+            gguf_file.write(self.folder, file, pick)
+        except ValueError as error:
+            raise failures.named("unsupported", str(error), "launch") from None
+        for old in sorted(self.files.glob("*.gguf"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            old.unlink(missing_ok=True)
         return file
 
     def effective(self, endpoint: HttpEndpoint, log: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -112,6 +113,16 @@ def test_the_arguments_of_extremes(files: Path) -> None:
     assert (options.flash_attn, options.cache_type_k, options.cache_type_v) == ("off", "f16", "f16")
     assert not options.cache_prompt and not options.mmap and options.repack and options.cache_ram == 0
     assert (options.parallel, options.batch_size, options.ubatch_size, options.threads) == (2, 256, 64, 1)
+
+
+def test_old_files_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp, "KEPT", 2)
+    engine = llamacpp.LlamaCpp(llamacpp.usual_command(), reference_model(), 600, tmp_path)
+    first, second, third = (SPACE.complete({"type_experts": kind}) for kind in ("q8_0", "q4_0", "q5_1"))
+    files = [engine.file(first), engine.file(second)]
+    os.utime(files[1], (1, 1))
+    assert engine.file(first) == files[0] and engine.file(third).is_file()
+    assert [file.exists() for file in files] == [True, False]
 
 
 def test_a_command_of_its_own_need_not_have_every_flag(tmp_path: Path, files: Path) -> None:

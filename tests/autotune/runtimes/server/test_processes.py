@@ -164,6 +164,19 @@ time.sleep(600)
 """
 
 
+def test_a_shell_in_the_tuners_own_group_survives_the_end_of_a_trial(tmp_path: Path, ledger: Path) -> None:
+    script = tmp_path / "engine"
+    script.write_text(f"#!/bin/sh\nexec {sys.executable} -S {fake_vllm.__file__} serve x --port {ready.free_port()}\n")
+    script.chmod(0o755)
+    ended = OWNER.replace("time.sleep(600)", "time.sleep(0.5)\nkept.stop()")
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -c "$1" "$2"; echo "the shell goes on after code $?"', sys.executable, ended, str(script)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == "the shell goes on after code 0\n", done.stderr
+    assert gone(holders(ledger))
+
+
 def test_a_killed_tuner_leaves_no_server(ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULTS", '[{"do": "fork"}, {"do": "deaf"}]')
     script = tmp_path / "engine"
